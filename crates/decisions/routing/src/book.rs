@@ -1,0 +1,219 @@
+//! The lease book: how many requests of ours each replica has, and who may be picked.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use tidegate_core::{Monotonic, ReplicaId};
+
+use crate::breaker::{Breaker, BreakerSettings, Report};
+
+/// Where a replica is in its life, as far as picking is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReplicaState {
+    /// Not yet proven: it has not answered a real token.
+    Starting = 0,
+    /// May be picked.
+    Serving = 1,
+    /// Finishes what it has, gets nothing new.
+    Draining = 2,
+    /// Was proven once and fails now.
+    Failing = 3,
+    /// Gone.
+    Stopped = 4,
+}
+
+impl ReplicaState {
+    /// The state as status and metrics show it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Failing => "failing",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    const fn from_u8(value: u8) -> Self {
+        match value {
+            0 => Self::Starting,
+            1 => Self::Serving,
+            2 => Self::Draining,
+            3 => Self::Failing,
+            _ => Self::Stopped,
+        }
+    }
+}
+
+/// One replica as the picker sees it; shared by all cores.
+#[derive(Debug)]
+pub struct Replica {
+    id: ReplicaId,
+    state: AtomicU8,
+    booked: AtomicU32,
+    breaker: Mutex<Breaker>,
+    /// Mirror of "the breaker is closed", so that the common case takes no lock.
+    closed: std::sync::atomic::AtomicBool,
+}
+
+impl Replica {
+    /// A replica in state [`ReplicaState::Starting`].
+    #[must_use]
+    pub fn new(id: ReplicaId) -> Self {
+        Self {
+            id,
+            state: AtomicU8::new(ReplicaState::Starting as u8),
+            booked: AtomicU32::new(0),
+            breaker: Mutex::new(Breaker::new(BreakerSettings::default())),
+            closed: std::sync::atomic::AtomicBool::new(true),
+        }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub const fn id(&self) -> &ReplicaId {
+        &self.id
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> ReplicaState {
+        ReplicaState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    /// Sets the state; only the prober and the launcher do. A replica that was proven again starts with a closed
+    /// breaker.
+    pub fn set_state(&self, state: ReplicaState) {
+        let before = self.state.swap(state as u8, Ordering::AcqRel);
+        if state == ReplicaState::Serving && before != state as u8 {
+            self.with_breaker(|breaker| *breaker = Breaker::new(BreakerSettings::default()));
+        }
+    }
+
+    /// Requests of ours that it has now.
+    #[must_use]
+    pub fn booked(&self) -> u32 {
+        self.booked.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may be picked now.
+    #[must_use]
+    pub fn is_pickable(&self, now: Monotonic) -> bool {
+        self.state() == ReplicaState::Serving
+            && (self.closed.load(Ordering::Relaxed) || self.with_breaker(|breaker| breaker.would_admit(now)))
+    }
+
+    /// Until when its breaker keeps it out, if it does.
+    #[must_use]
+    pub fn open_until(&self) -> Option<Monotonic> {
+        self.with_breaker(|breaker| breaker.open_until())
+    }
+
+    /// Books one request. `None` when it went out of the pick since it was chosen.
+    #[must_use]
+    pub fn book(self: &Arc<Self>, now: Monotonic) -> Option<Lease> {
+        if self.state() != ReplicaState::Serving {
+            return None;
+        }
+        if !self.closed.load(Ordering::Relaxed) && !self.with_breaker(|breaker| breaker.admit(now)) {
+            return None;
+        }
+        self.booked.fetch_add(1, Ordering::Relaxed);
+        Some(Lease { replica: Some(Arc::clone(self)) })
+    }
+
+    fn with_breaker<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut breaker = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut breaker);
+        self.closed.store(breaker.is_closed(), Ordering::Relaxed);
+        result
+    }
+}
+
+/// One booking of a replica; released exactly once on every exit, also when it is dropped unreported.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped at once books nothing"]
+pub struct Lease {
+    replica: Option<Arc<Replica>>,
+}
+
+impl Lease {
+    /// Gives the booking back and tells the breaker how the attempt ended.
+    pub fn release(mut self, report: Report, now: Monotonic) {
+        if let Some(replica) = self.replica.take() {
+            give_back(&replica, report, now);
+        }
+    }
+
+    /// Tells the breaker how the attempt ended while the booking stays: the engine has not let go yet.
+    pub fn report(&self, report: Report, now: Monotonic) {
+        if let Some(replica) = &self.replica {
+            report_to(replica, report, now);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(replica) = self.replica.take() {
+            give_back(&replica, Report::Unknown, Monotonic::default());
+        }
+    }
+}
+
+fn give_back(replica: &Replica, report: Report, now: Monotonic) {
+    replica.booked.fetch_sub(1, Ordering::Relaxed);
+    report_to(replica, report, now);
+}
+
+fn report_to(replica: &Replica, report: Report, now: Monotonic) {
+    // A closed breaker learns nothing from an attempt that says nothing.
+    if report == Report::Unknown && replica.closed.load(Ordering::Relaxed) {
+        return;
+    }
+    replica.with_breaker(|breaker| breaker.report(report, now));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Monotonic = Monotonic::from_ms(1);
+
+    #[test]
+    fn a_lease_is_released_exactly_once_however_it_ends() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        assert!(replica.book(NOW).is_none(), "not proven yet");
+        replica.set_state(ReplicaState::Serving);
+        let kept = replica.book(NOW).unwrap();
+        drop(replica.book(NOW).unwrap());
+        assert_eq!(replica.booked(), 1);
+        kept.release(Report::Good, NOW);
+        assert_eq!(replica.booked(), 0);
+    }
+
+    #[test]
+    fn a_replica_that_is_proven_again_is_back_at_once() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        replica.set_state(ReplicaState::Serving);
+        replica.book(NOW).unwrap().release(Report::Refused, NOW);
+        assert!(!replica.is_pickable(NOW));
+        replica.set_state(ReplicaState::Failing);
+        replica.set_state(ReplicaState::Serving);
+        assert!(replica.is_pickable(NOW));
+    }
+
+    #[test]
+    fn a_trial_whose_lease_is_dropped_does_not_keep_the_replica_out_for_ever() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        replica.set_state(ReplicaState::Serving);
+        replica.book(NOW).unwrap().release(Report::Refused, NOW);
+        let later = Monotonic::from_ms(10_000);
+        drop(replica.book(later).unwrap());
+        assert!(replica.is_pickable(later));
+    }
+}
