@@ -63,6 +63,30 @@ pub struct Site {
     pub teams: BTreeMap<TeamName, Team>,
 }
 
+impl Site {
+    /// The one shift of a site without a Schedule.
+    pub const ALWAYS: &str = "always";
+
+    /// Every shift that exists: those of all schedules, or [`Site::ALWAYS`] when there is no Schedule.
+    #[must_use]
+    pub fn shifts(&self) -> BTreeSet<ShiftName> {
+        let named = self.schedules.values().flat_map(|schedule| &schedule.shifts).map(|shift| shift.name.clone());
+        let mut shifts: BTreeSet<ShiftName> = named.collect();
+        if shifts.is_empty() {
+            shifts.insert(ShiftName::from(Self::ALWAYS));
+        }
+        shifts
+    }
+
+    /// The shift that is in force when nobody has set one: the first of the first Schedule (by name), or
+    /// [`Site::ALWAYS`].
+    #[must_use]
+    pub fn default_shift(&self) -> ShiftName {
+        let first = self.schedules.values().find_map(|schedule| schedule.shifts.first());
+        first.map_or_else(|| ShiftName::from(Self::ALWAYS), |shift| shift.name.clone())
+    }
+}
+
 /// How requests reach engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -493,6 +517,8 @@ pub struct Deployment {
     pub priority: i32,
     /// External KV tier.
     pub kv_tier: KvTier,
+    /// Settings of the connector to that tier, passed to the engine as they are.
+    pub kv_tier_settings: BTreeMap<Arc<str>, serde_json::Value>,
     /// Extra engine arguments.
     pub engine_args: Vec<Arc<str>>,
     /// Warm-up prompts.
@@ -633,14 +659,26 @@ pub struct Alias {
     pub shifts: BTreeMap<ShiftName, ShiftTargets>,
     /// Service class.
     pub class: Class,
-    /// Limits for everybody together: the document's, else from the profiles of its targets.
+    /// Limits for everybody together: the document's; for a dimension that the document leaves out, the smallest over
+    /// the profiles of its targets in all shifts. [`Alias::limits_in`] has the shift's own.
     pub limits: Limits,
+    /// Limits in each shift in which the alias has targets: the document's, else the smallest over the profiles of that
+    /// shift's targets.
+    pub shift_limits: BTreeMap<ShiftName, Limits>,
     /// Tried in this order when the alias cannot serve and the caller holds a grant for them.
     pub fallback: Vec<AliasName>,
     /// Overrides [`Site::timeouts`].
     pub timeouts: Timeouts,
     /// Hosts from which media may be fetched by the engine.
     pub media_hosts: BTreeSet<Arc<str>>,
+}
+
+impl Alias {
+    /// Limits for everybody together while `shift` is in force.
+    #[must_use]
+    pub fn limits_in(&self, shift: &ShiftName) -> Limits {
+        self.shift_limits.get(shift).copied().unwrap_or(self.limits)
+    }
 }
 
 /// What an alias is in one shift; `sameAs` is already resolved.
