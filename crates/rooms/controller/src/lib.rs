@@ -1,0 +1,1 @@
+//! Brings replicas up, proves them, watches them.

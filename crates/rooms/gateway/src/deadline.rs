@@ -1,0 +1,146 @@
+//! Deadlines without a timer each: one coarse tick per core looks at all of them.
+//!
+//! A stream moves its gap deadline with every event. A timer reset per event would cost more than relaying it; here
+//! it is one store to a cell. The price is precision: a deadline fires up to one [`TICK`] late, never early.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use slab::Slab;
+use tidegate_core::Monotonic;
+use tokio::time::Instant;
+
+/// How late a deadline may fire.
+pub(crate) const TICK: Duration = Duration::from_millis(50);
+
+/// The monotonic clock of the process: the same for all cores, so that limits compare like with like.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now. Its zero lies an hour back, so that windows may reach behind the start.
+    #[must_use]
+    pub fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn now(&self) -> Monotonic {
+        Monotonic::from_ns(self.start.elapsed().as_nanos() as u64).after(Self::OFFSET)
+    }
+
+    const OFFSET: Duration = Duration::from_secs(3_600);
+}
+
+#[derive(Debug)]
+struct Slot {
+    at: Cell<Monotonic>,
+    fired: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// All deadlines of one core.
+#[derive(Debug, Default)]
+pub(crate) struct Deadlines {
+    slots: RefCell<Slab<Rc<Slot>>>,
+}
+
+impl Deadlines {
+    /// A deadline at `at`; it is forgotten when the value is dropped.
+    pub(crate) fn at(self: &Rc<Self>, at: Monotonic) -> Deadline {
+        let slot = Rc::new(Slot { at: Cell::new(at), fired: Cell::new(false), waker: RefCell::new(None) });
+        let key = self.slots.borrow_mut().insert(Rc::clone(&slot));
+        Deadline { owner: Rc::clone(self), key, slot }
+    }
+
+    /// Wakes everybody whose deadline has passed.
+    pub(crate) fn tick(&self, now: Monotonic) {
+        for (_, slot) in self.slots.borrow().iter() {
+            if slot.at.get() <= now && !slot.fired.replace(true)
+                && let Some(waker) = slot.waker.borrow_mut().take()
+            {
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// One deadline.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    owner: Rc<Deadlines>,
+    key: usize,
+    slot: Rc<Slot>,
+}
+
+/// The deadline came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Elapsed;
+
+impl Deadline {
+    /// Moves the deadline.
+    pub(crate) fn set(&self, at: Monotonic) {
+        self.slot.at.set(at);
+        self.slot.fired.set(false);
+    }
+
+    /// Whether it has passed; if not, the task is woken when it does.
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Elapsed> {
+        if self.slot.fired.get() {
+            return Poll::Ready(Elapsed);
+        }
+        let mut waker = self.slot.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Runs `future` until the deadline.
+    pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, Elapsed> {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Ok(output)),
+            Poll::Pending => self.poll(context).map(Err),
+        })
+        .await
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        self.owner.slots.borrow_mut().remove(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_moved_deadline_fires_at_its_new_time_only() {
+        let deadlines = Rc::new(Deadlines::default());
+        let deadline = deadlines.at(Monotonic::from_ms(10));
+        deadline.set(Monotonic::from_ms(30));
+        deadlines.tick(Monotonic::from_ms(20));
+        assert_eq!(deadline.bound(async { 7 }).await, Ok(7));
+        deadlines.tick(Monotonic::from_ms(30));
+        assert_eq!(deadline.bound(std::future::pending::<()>()).await, Err(Elapsed));
+        deadline.set(Monotonic::from_ms(60));
+        deadlines.tick(Monotonic::from_ms(50));
+        assert_eq!(deadline.bound(async { 8 }).await, Ok(8), "it can be used again");
+    }
+
+    #[test]
+    fn a_dropped_deadline_is_forgotten() {
+        let deadlines = Rc::new(Deadlines::default());
+        drop(deadlines.at(Monotonic::from_ms(10)));
+        assert!(deadlines.slots.borrow().is_empty());
+    }
+}

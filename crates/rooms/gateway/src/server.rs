@@ -1,0 +1,209 @@
+//! Sockets: one listener, one single-threaded runtime and one set of connections per core.
+//!
+//! A connection stays on the core that accepted it, so nothing it does wakes another core. HTTP/2 is spoken by ALPN
+//! under TLS and by prior knowledge in the clear; there is no upgrade.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::rt::{Executor, Read, Write};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use crate::body::Body;
+use crate::core::Core;
+use crate::path;
+
+/// From accept to the last byte of the first request head, and for every later head on the same connection.
+pub const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+/// Headers of one request.
+pub const HEADERS_MAX: usize = 64;
+/// Bytes that hyper buffers for one request head.
+pub const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// Streams of one HTTP/2 connection.
+pub const H2_STREAMS_MAX: u32 = 128;
+/// Connections of one core; more wait in the kernel's queue.
+pub const CONNECTIONS_MAX: usize = 16 * 1024;
+
+/// What a connection knows about its peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+}
+
+/// Binds one listener per core to the same address.
+///
+/// # Errors
+/// The address is in use or not ours.
+pub fn bind(listen: SocketAddr, cores: usize) -> io::Result<Vec<StdListener>> {
+    let first = bind_one(listen)?;
+    let listen = first.local_addr()?;
+    let rest = (1..cores).map(|_| bind_one(listen));
+    std::iter::once(Ok(first)).chain(rest).collect()
+}
+
+fn bind_one(listen: SocketAddr) -> io::Result<StdListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(listen), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&listen.into())?;
+    socket.listen(4_096)?;
+    Ok(socket.into())
+}
+
+/// Accepts connections until `drain` says so, then lets what runs finish within `drain_timeout`.
+pub(crate) async fn serve(
+    core: Rc<Core>,
+    listener: StdListener,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    mut drain: watch::Receiver<bool>,
+    drain_timeout: Duration,
+) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let tls = tls.map(TlsAcceptor::from);
+    let mut connections = JoinSet::new();
+    while !*drain.borrow() {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
+                Ok((stream, address)) => {
+                    let (core, tls, drain) = (Rc::clone(&core), tls.clone(), drain.clone());
+                    connections.spawn_local(connection(core, stream, Peer { address }, tls, drain));
+                }
+                Err(error) => refused_accept(&error).await,
+            },
+            Some(_) = connections.join_next() => {}
+            _ = drain.changed() => {}
+        }
+    }
+    drop(listener);
+    let all_done = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(drain_timeout, all_done).await.is_err() {
+        tracing::warn!(open = connections.len(), "drain timeout passed, closing what is left");
+        connections.shutdown().await;
+    }
+    Ok(())
+}
+
+/// Out of file descriptors and the like: accepting again at once would spin.
+async fn refused_accept(error: &io::Error) {
+    tracing::warn!(%error, "cannot accept a connection");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+async fn connection(
+    core: Rc<Core>,
+    stream: TcpStream,
+    peer: Peer,
+    tls: Option<TlsAcceptor>,
+    drain: watch::Receiver<bool>,
+) {
+    // Failure to set an option leaves a slower connection, not a broken one.
+    let _ = stream.set_nodelay(true);
+    match tls {
+        None => {
+            let Ok(Some(h2)) = tokio::time::timeout(HEADER_DEADLINE, starts_with_h2_preface(&stream)).await else {
+                return;
+            };
+            speak(core, TokioIo::new(stream), peer, h2, drain).await;
+        }
+        Some(tls) => {
+            let Ok(Ok(stream)) = tokio::time::timeout(HEADER_DEADLINE, tls.accept(stream)).await else {
+                return;
+            };
+            let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            speak(core, TokioIo::new(stream), peer, h2, drain).await;
+        }
+    }
+}
+
+/// Looks at the first bytes without taking them. HTTP/2's preface starts with `PRI `; no HTTP/1 method does. `None`
+/// when the peer left before it sent anything.
+async fn starts_with_h2_preface(stream: &TcpStream) -> Option<bool> {
+    let mut start = [0; 4];
+    match stream.peek(&mut start).await {
+        Ok(0) | Err(_) => None,
+        Ok(len) => Some(len >= 2 && b"PRI ".starts_with(&start[..len])),
+    }
+}
+
+async fn speak<I>(core: Rc<Core>, io: I, peer: Peer, h2: bool, drain: watch::Receiver<bool>)
+where
+    I: Read + Write + Unpin + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let core = Rc::clone(&core);
+        async move { Ok::<Response<Body>, Infallible>(path::serve(core, peer, request).await) }
+    });
+    if h2 {
+        let connection = http2_builder().serve_connection(io, service);
+        tokio::pin!(connection);
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = drained(drain) => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
+    } else {
+        let connection = http1_builder().serve_connection(io, service);
+        tokio::pin!(connection);
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = drained(drain) => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
+    }
+}
+
+async fn drained(mut drain: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a drain too.
+    let _ = drain.wait_for(|draining| *draining).await;
+}
+
+fn http1_builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_DEADLINE)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .half_close(false);
+    builder
+}
+
+fn http2_builder() -> http2::Builder<LocalExecutor> {
+    let mut builder = http2::Builder::new(LocalExecutor);
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(H2_STREAMS_MAX)
+        .max_pending_accept_reset_streams(20)
+        .max_header_list_size(16 * 1024)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20));
+    builder
+}
+
+/// Runs a connection's streams on the connection's own core.
+#[derive(Clone, Copy, Debug)]
+struct LocalExecutor;
+
+impl<F> Executor<F> for LocalExecutor
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    fn execute(&self, future: F) {
+        // Owned by the connection: hyper ends its streams when the connection ends.
+        tokio::task::spawn_local(future);
+    }
+}
