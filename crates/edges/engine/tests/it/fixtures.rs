@@ -1,0 +1,57 @@
+//! Answers recorded from real engines.
+
+use std::path::PathBuf;
+
+use tidegate_engine::client::fuzz::{self, Outcome};
+
+/// The folder of recorded answers.
+pub(crate) fn folder() -> PathBuf {
+    let shared = std::env::var_os("TIDEGATE_SHARED")
+        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../../shared")), PathBuf::from);
+    let folder = shared.join("fixtures");
+    assert!(folder.is_dir(), "no recorded answers at {}: set TIDEGATE_SHARED", folder.display());
+    folder
+}
+
+/// One recorded answer: status and body.
+pub(crate) fn read(name: &str) -> (u16, Vec<u8>) {
+    let text = std::fs::read(folder().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    match fuzz::read([&*as_sent(text)]) {
+        Outcome::Whole { status, body, surplus: 0 } => (status, body),
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// The recordings hold joined bodies under a chunked head: puts the framing back.
+fn as_sent(text: Vec<u8>) -> Vec<u8> {
+    let end = text.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
+    let head = String::from_utf8_lossy(&text[..end]).to_ascii_lowercase();
+    if !head.contains("transfer-encoding: chunked") {
+        return text;
+    }
+    let mut sent = text[..end].to_vec();
+    for event in text[end..].chunks(97) {
+        sent.extend(format!("{:x}\r\n", event.len()).bytes());
+        sent.extend(event);
+        sent.extend(b"\r\n");
+    }
+    sent.extend(b"0\r\n\r\n");
+    sent
+}
+
+#[test]
+fn every_recorded_answer_of_a_real_engine_is_read() {
+    let mut count = 0;
+    for engine in ["vllm", "llamacpp"] {
+        for file in std::fs::read_dir(folder().join(engine)).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            // The one file with a head only.
+            if name.ends_with(".http") && name != "metrics_openmetrics_head.http" {
+                let (status, _) = read(&format!("{engine}/{name}"));
+                assert!((200..=503).contains(&status), "{name}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 70, "{count}");
+}

@@ -1,0 +1,6 @@
+//! Integration tests of the engine edge.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+
+mod client;
+mod fixtures;
+mod memory;
