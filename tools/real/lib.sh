@@ -17,9 +17,11 @@ cache() {
 }
 
 # install_once FOLDER STAMP FUNCTION: runs FUNCTION in a subshell, unless FOLDER was already made from STAMP.
+# TIDEGATE_REAL_INSTALL=never fails instead, for callers that only ask where it is.
 install_once() {
   local folder=$1 stamp=$2 build=$3
   if [ "$(cat "$folder/ready" 2>/dev/null)" = "$stamp" ]; then return 0; fi
+  if [ "${TIDEGATE_REAL_INSTALL:-}" = never ]; then echo "$(basename "$(dirname "$0")") is not installed" >&2; return 1; fi
   mkdir -p "$(dirname "$folder")"
   (
     flock 9

@@ -1,0 +1,69 @@
+//! The walls of ARCHITECTURE.md, as a program.
+//!
+//! [`graph`] reads who depends on whom, [`sources`] reads the files themselves, [`floors`] what is built. Each is a
+//! function from what was read to a list of findings, so that a test can plant a violation. A wall is moved by changing
+//! ARCHITECTURE.md and the table here together, with the reason.
+
+mod code;
+mod floors;
+mod graph;
+mod sources;
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use crate::terminal::{complain, say};
+use crate::workspace;
+
+/// One violation.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    /// The wall's name, as ARCHITECTURE.md has it.
+    wall: &'static str,
+    /// A crate, or a file with its line.
+    place: String,
+    /// What is wrong there.
+    what: String,
+}
+
+impl Finding {
+    fn new(wall: &'static str, place: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { wall, place: place.into(), what: what.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: [{}] {}", self.place, self.wall, self.what)
+    }
+}
+
+/// Checks everything and prints every finding.
+///
+/// # Errors
+/// There is a finding, or the workspace could not be read.
+pub(crate) fn run() -> Result<()> {
+    let metadata =
+        workspace::output(workspace::cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
+    let tree =
+        ["tree", "--workspace", "--locked", "--target", "all", "--edges", "all", "--prefix", "none", "--format", "{p}"];
+    let packages = floors::packages(&workspace::output(workspace::cargo().args(tree))?);
+    let graph = graph::Graph::parse(&metadata)?;
+    let files = sources::read(&workspace::root())?;
+    let mut findings = graph::check(&graph);
+    findings.extend(sources::check(&files));
+    findings.extend(floors::check(&packages, &files)?);
+    findings.sort();
+    for finding in &findings {
+        complain!("{finding}");
+    }
+    for note in sources::notes(&files) {
+        complain!("note: {note}");
+    }
+    if !findings.is_empty() {
+        bail!("{} violations of the walls", findings.len());
+    }
+    say!("walls stand: {} crates, {} packages below them, {} files", graph.members.len(), packages.len(), files.len());
+    Ok(())
+}
