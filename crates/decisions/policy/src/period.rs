@@ -1,0 +1,83 @@
+//! Civil days and months as intervals of instants.
+//!
+//! A period is computed when a request is admitted, in the IANA zone of the policy, and kept as `[start, end)`. Days of
+//! 23 and 25 hours, skipped days, ends of months and 29 February follow from the zone's rules; nothing here knows a
+//! number of seconds per day. Periods are a partition: every instant lies in exactly one, also where clocks are set
+//! back across midnight and one date's hours come in two pieces (St John's until 2011): a day ends where the next one
+//! first begins.
+
+use jiff::ToSpan;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use tidegate_core::Unix;
+
+/// A half-open interval of instants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// First instant.
+    pub start: Unix,
+    /// First instant after it.
+    pub end: Unix,
+}
+
+impl Interval {
+    /// Whether the instant lies in it.
+    #[must_use]
+    pub fn contains(&self, at: Unix) -> bool {
+        self.start <= at && at < self.end
+    }
+}
+
+/// Which civil period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Period {
+    /// A civil day.
+    Day,
+    /// A civil month.
+    Month,
+}
+
+impl Period {
+    /// The period of this kind that contains `at`.
+    #[must_use]
+    pub fn of(self, at: Unix, zone: &TimeZone) -> Interval {
+        let date = at.to_timestamp().to_zoned(zone.clone()).date();
+        let mut first = match self {
+            Self::Day => date,
+            Self::Month => date.first_of_month(),
+        };
+        let mut start = first_instant(first, zone);
+        // Where clocks are set back over midnight the date alone is off by one.
+        while at < start {
+            let Some(earlier) = self.step(first, -1) else { break };
+            first = earlier;
+            start = first_instant(first, zone);
+        }
+        loop {
+            let Some(next) = self.step(first, 1) else {
+                return Interval { start, end: Unix::from_ms(i64::MAX) };
+            };
+            let end = first_instant(next, zone);
+            if at < end {
+                return Interval { start, end };
+            }
+            (first, start) = (next, end);
+        }
+    }
+
+    fn step(self, first: Date, by: i64) -> Option<Date> {
+        match self {
+            Self::Day => first.checked_add(by.days()).ok(),
+            Self::Month => first.checked_add(by.months()).ok(),
+        }
+    }
+}
+
+/// The first instant of a date. At the ends of the calendar, where a zone offset leaves it, the instant is clamped.
+fn first_instant(date: Date, zone: &TimeZone) -> Unix {
+    match date.to_zoned(zone.clone()) {
+        Ok(zoned) => Unix::from_ms(zoned.timestamp().as_millisecond()),
+        Err(_) if date.year() < 1970 => Unix::from_ms(i64::MIN),
+        Err(_) => Unix::from_ms(i64::MAX),
+    }
+}
