@@ -1,1 +1,20 @@
-//! tidegate-store
+//! Where state lives: the journal of reservations in flight and the store of keys, ledger and shift.
+//!
+//! ```text
+//! core 0 ─ Journal ─┐  one write() per reservation, settles go with it          ┌─ usage, quota sums
+//! core 1 ─ Journal ─┼─> <state>/journal/*.journal ── LedgerWriter ── Store (SQLite) ─┼─ keys, audit
+//! core n ─ Journal ─┘  the journal is the queue: nothing else is kept in memory └─ shift
+//! ```
+//!
+//! A start goes: [`Store::open`], [`Journals::open`] (reads what a dead process left), [`LedgerWriter::start`] (brings
+//! it into the ledger, orphans at their estimate), then quota sums from [`Store::period_sums`] and the last minute's
+//! admissions from [`Recovery::admissions`] into the limiter, then one [`Journals::journal`] per core, then the
+//! listener.
+//!
+//! This crate is the only one that knows SQL.
+
+pub mod clock;
+pub mod failpoint;
+pub mod journal;
+
+pub use journal::{Commit, Durability, Journal, JournalError, JournalOptions, Journals, Recovery};

@@ -1,0 +1,204 @@
+//! Reading behind the cores: what they have written and the store has not.
+//!
+//! Everything here is bounded by what is in flight. A batch that the store refuses is kept and offered again; nothing
+//! is read past it meanwhile.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ahash::AHashMap;
+use tidegate_core::{Entry, RequestId};
+
+use super::record::{self, Record, Unread};
+use super::segment::{HEADER, Segment};
+use super::{Shared, recovery};
+use crate::clock;
+use crate::failpoint;
+
+/// Most entries in a batch: one transaction.
+pub(crate) const BATCH_ENTRIES_MAX: usize = 4096;
+/// Bytes read at once.
+const CHUNK: usize = 1 << 20;
+/// How long a file is kept after its last write: the limits' window, and a second for the clocks.
+const RETENTION: Duration = recovery::WINDOW.saturating_add(Duration::from_secs(1));
+
+/// Entries for one transaction, and how far it brings the store.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) entries: Vec<Entry>,
+    /// Per file, by sequence: committed up to here.
+    advances: Vec<(u64, u64)>,
+}
+
+impl Batch {
+    /// Entries that stand in no file.
+    pub(crate) fn of(entries: Vec<Entry>) -> Self {
+        Self { entries, advances: Vec::new() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.advances.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    read: u64,
+    committed: u64,
+    /// Reservations in this file whose entry is not in the store.
+    open: u64,
+    /// Bytes were found that no core wrote.
+    corrupt: bool,
+}
+
+/// The reader behind all journals of the process.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    shared: Arc<Shared>,
+    places: AHashMap<u64, Place>,
+    open: AHashMap<RequestId, u64>,
+    chunk: Vec<u8>,
+}
+
+impl Tail {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, places: AHashMap::new(), open: AHashMap::new(), chunk: Vec::new() }
+    }
+
+    /// Reads the next entries; empty when there are none. Blocks on the disk.
+    pub(crate) fn next_batch(&mut self) -> io::Result<Batch> {
+        let mut batch = Batch::default();
+        for segment in self.shared.snapshot() {
+            while batch.entries.len() < BATCH_ENTRIES_MAX && self.read(&segment, &mut batch)? {}
+        }
+        self.publish_waiting();
+        Ok(batch)
+    }
+
+    /// Notes that the store has a batch.
+    pub(crate) fn committed(&mut self, batch: &Batch) {
+        for entry in &batch.entries {
+            self.close(entry.id);
+        }
+        for (sequence, committed) in &batch.advances {
+            self.places.entry(*sequence).or_default().committed = *committed;
+        }
+        self.publish_waiting();
+    }
+
+    /// Says how many bytes wait for the store.
+    pub(crate) fn publish_waiting(&self) {
+        let mut waiting = 0;
+        for segment in self.shared.snapshot() {
+            let committed = self.places.get(&segment.sequence).map_or(0, |place| place.committed);
+            waiting += segment.written().saturating_sub(committed.max(HEADER));
+        }
+        self.shared.set_waiting(waiting);
+    }
+
+    /// Deletes the files that nobody needs any more.
+    pub(crate) fn collect(&mut self) {
+        let now_ns = clock::boottime_ns();
+        let done: Vec<_> = self.shared.snapshot().into_iter().filter(|segment| self.is_done(segment, now_ns)).collect();
+        for segment in done {
+            if let Err(error) = self.delete(&segment) {
+                tracing::warn!(%error, path = %segment.path.display(), "journal file not deleted");
+            }
+        }
+    }
+
+    fn is_done(&self, segment: &Segment, now_ns: u64) -> bool {
+        let committed = self
+            .places
+            .get(&segment.sequence)
+            .is_some_and(|place| place.committed >= segment.written() && place.open == 0);
+        let last_write_ns = segment.last_write_ns.load(Ordering::Relaxed);
+        let age = Duration::from_nanos(now_ns.saturating_sub(last_write_ns));
+        segment.is_sealed() && committed && (age >= RETENTION || last_write_ns == 0 || segment.written() <= HEADER)
+    }
+
+    fn delete(&mut self, segment: &Segment) -> io::Result<()> {
+        failpoint::hit("ledger.before_delete")?;
+        let corrupt = self.places.get(&segment.sequence).is_some_and(|place| place.corrupt);
+        if segment.corrupt || corrupt {
+            recovery::set_aside(&segment.path);
+        } else {
+            fs::remove_file(&segment.path)?;
+        }
+        failpoint::passed("ledger.after_delete");
+        self.places.remove(&segment.sequence);
+        self.shared.segments.lock().retain(|other| other.sequence != segment.sequence);
+        Ok(())
+    }
+
+    /// Reads one chunk of a file into the batch; whether there may be more.
+    fn read(&mut self, segment: &Segment, batch: &mut Batch) -> io::Result<bool> {
+        let place = self.places.entry(segment.sequence).or_insert(Place { read: HEADER, ..Place::default() });
+        // Sealed first: a core publishes its last bytes before it seals.
+        let sealed = segment.is_sealed();
+        let written = segment.written();
+        if place.read >= written {
+            if sealed && place.committed < written {
+                batch.advances.push((segment.sequence, written));
+            }
+            return Ok(false);
+        }
+        let len = usize::try_from(written - place.read).unwrap_or(CHUNK).min(CHUNK);
+        self.chunk.resize(len, 0);
+        segment.file.read_exact_at(&mut self.chunk, place.read)?;
+        let from = place.read;
+        let chunk = std::mem::take(&mut self.chunk);
+        let used = self.take(segment, &chunk, from + len as u64 == written, batch);
+        self.chunk = chunk;
+        let place = self.places.entry(segment.sequence).or_default();
+        place.read = if place.corrupt { written } else { from + used as u64 };
+        let read = place.read;
+        batch.advances.push((segment.sequence, read));
+        Ok(used > 0 && read < written)
+    }
+
+    /// Takes the whole records of a chunk; how many bytes they are.
+    fn take(&mut self, segment: &Segment, chunk: &[u8], is_last: bool, batch: &mut Batch) -> usize {
+        let mut at = 0;
+        while at < chunk.len() && batch.entries.len() < BATCH_ENTRIES_MAX {
+            match record::read(&chunk[at..]) {
+                Ok((Record::Entry(entry), len)) => {
+                    batch.entries.push(entry);
+                    at += len;
+                }
+                Ok((Record::Reservation { reservation, .. }, len)) => {
+                    self.open(reservation.id, segment.sequence);
+                    at += len;
+                }
+                // The rest of the record is in the next chunk.
+                Err(Unread::Torn) if !is_last && at > 0 => break,
+                Err(unread) => {
+                    let path = segment.path.display();
+                    tracing::error!(?unread, %path, offset = at, "journal file changed under us: the rest is not read");
+                    self.places.entry(segment.sequence).or_default().corrupt = true;
+                    return chunk.len();
+                }
+            }
+        }
+        at
+    }
+
+    fn open(&mut self, id: RequestId, sequence: u64) {
+        // A second reservation of one id is a fallback's: it replaces the first.
+        self.close(id);
+        self.open.insert(id, sequence);
+        self.places.entry(sequence).or_default().open += 1;
+    }
+
+    fn close(&mut self, id: RequestId) {
+        if let Some(sequence) = self.open.remove(&id)
+            && let Some(place) = self.places.get_mut(&sequence)
+        {
+            place.open = place.open.saturating_sub(1);
+        }
+    }
+}
