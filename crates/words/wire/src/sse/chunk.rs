@@ -1,0 +1,279 @@
+//! One look at the data of one event: where the model's name and the usage are, whether it ends or breaks the stream,
+//! and whether it carries content. Nothing is built and nothing is checked beyond what is looked at.
+
+use std::ops::Range;
+
+use crate::endpoint::Flavour;
+use crate::json::Kind;
+use crate::json::lax::{Cursor, Malformed};
+use crate::json::text::unescape;
+use crate::usage::Report;
+
+/// Most places in one event that may need a change; engines write each member once.
+const PLACES_MAX: usize = 4;
+
+/// What stands at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// The value of a `model` member.
+    Model,
+    /// The value of a `usage` member.
+    Usage {
+        /// Cutting it takes this span, so that the commas stay right.
+        cut: (u32, u32),
+        /// Whether it is `null`.
+        null: bool,
+    },
+}
+
+/// A place in the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    pub(crate) what: What,
+}
+
+/// What was seen in one event.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    places: [Option<Place>; PLACES_MAX],
+    len: usize,
+    /// Span of the engine's id between its quotes.
+    pub(crate) id: Option<(usize, usize)>,
+    /// A true `error` member, or a type that says so.
+    pub(crate) error: bool,
+    /// Span of the error's value, for the log.
+    pub(crate) error_span: Option<(usize, usize)>,
+    /// A choice ended with `finish_reason: abort`.
+    pub(crate) aborted: bool,
+    /// A choice ended otherwise, or the flavour's last event but one.
+    pub(crate) finished: bool,
+    /// The flavour's own last event.
+    pub(crate) ended: bool,
+    /// Choices with content in this event.
+    pub(crate) content: u64,
+    /// `choices` is there, and empty.
+    pub(crate) no_choices: bool,
+    /// A usage object was there.
+    pub(crate) usage: bool,
+}
+
+impl Place {
+    /// The value's span.
+    pub(crate) const fn range(&self) -> Range<usize> {
+        self.start as usize..self.end as usize
+    }
+}
+
+impl Seen {
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        self.places.iter().take(self.len).flatten().copied()
+    }
+
+    fn add(&mut self, place: Place) -> Result<(), Malformed> {
+        *self.places.get_mut(self.len).ok_or(Malformed)? = Some(place);
+        self.len += 1;
+        Ok(())
+    }
+}
+
+/// Looks at the data of an event, which must be one JSON object.
+pub(crate) fn look(flavour: Flavour, text: &[u8], report: &mut Report) -> Result<Seen, Malformed> {
+    if u32::try_from(text.len()).is_err() {
+        return Err(Malformed);
+    }
+    let mut look = Look { flavour, text, cursor: Cursor::new(text, 0), seen: Seen::default(), report };
+    look.cursor.space();
+    look.top()?;
+    if look.cursor.at_end() { Ok(look.seen) } else { Err(Malformed) }
+}
+
+struct Look<'a> {
+    flavour: Flavour,
+    text: &'a [u8],
+    cursor: Cursor<'a>,
+    seen: Seen,
+    report: &'a mut Report,
+}
+
+impl Look<'_> {
+    fn top(&mut self) -> Result<(), Malformed> {
+        self.cursor.enter(b'{')?;
+        let mut first = true;
+        let mut end = self.cursor.at();
+        while let Some(key) = self.cursor.key(&mut first)? {
+            let key_text = &self.text[key.clone()];
+            // Engines do not escape keys; one that did would be read like any other.
+            if key_text.contains(&b'\\') {
+                let unescaped = unescape(key_text).ok_or(Malformed)?.into_owned();
+                self.member(unescaped.as_bytes(), key, end)?;
+            } else {
+                self.member(key_text, key, end)?;
+            }
+            end = self.cursor.at();
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, name: &[u8], key: Range<usize>, before: usize) -> Result<(), Malformed> {
+        let kind = self.cursor.kind()?;
+        let nested = match self.flavour {
+            Flavour::Chat | Flavour::Completions => None,
+            Flavour::Responses => Some(&b"response"[..]),
+            Flavour::Messages => Some(&b"message"[..]),
+        };
+        match (name, kind) {
+            (b"model", _) => self.model(),
+            (b"usage", Kind::Object | Kind::Null) => self.usage(key, before),
+            (b"error", _) => self.error(),
+            (b"id", Kind::String) => {
+                let id = self.cursor.string()?;
+                self.seen.id = Some((id.start, id.end));
+                Ok(())
+            }
+            (b"choices", Kind::Array) => self.choices(),
+            (b"type", Kind::String) => {
+                let name = self.cursor.string()?;
+                self.event_type(&self.text[name]);
+                Ok(())
+            }
+            (name, Kind::Object) if Some(name) == nested => self.nested(),
+            _ => self.cursor.skip().map(drop),
+        }
+    }
+
+    /// `response` or `message`: model, usage and id stand one level deeper.
+    fn nested(&mut self) -> Result<(), Malformed> {
+        self.cursor.enter(b'{')?;
+        let mut first = true;
+        let mut end = self.cursor.at();
+        while let Some(key) = self.cursor.key(&mut first)? {
+            let kind = self.cursor.kind()?;
+            match (&self.text[key.clone()], kind) {
+                (b"model", _) => self.model()?,
+                (b"usage", Kind::Object | Kind::Null) => self.usage(key, end)?,
+                (b"id", Kind::String) => {
+                    let id = self.cursor.string()?;
+                    self.seen.id = Some((id.start, id.end));
+                }
+                _ => {
+                    self.cursor.skip()?;
+                }
+            }
+            end = self.cursor.at();
+        }
+        Ok(())
+    }
+
+    fn model(&mut self) -> Result<(), Malformed> {
+        let span = self.cursor.skip()?;
+        self.seen.add(Place { start: span.start as u32, end: span.end as u32, what: What::Model })
+    }
+
+    fn usage(&mut self, key: Range<usize>, before: usize) -> Result<(), Malformed> {
+        // Two usages in one object have two readings, and the commas of the cuts would meet.
+        if self.seen.places().any(|place| matches!(place.what, What::Usage { .. })) {
+            return Err(Malformed);
+        }
+        let start = self.cursor.at();
+        let null = self.cursor.kind()? == Kind::Null;
+        if null {
+            self.cursor.skip()?;
+        } else {
+            self.report.read(self.text, &mut self.cursor)?;
+            self.seen.usage = true;
+        }
+        let end = self.cursor.at();
+        let cut = if self.text[before..key.start].contains(&b',') {
+            (before, end)
+        } else {
+            // The first member goes with the comma after it, if there is one.
+            let mut after = self.cursor;
+            after.space();
+            if after.peek() == Some(b',') { (key.start - 1, after.at() + 1) } else { (key.start - 1, end) }
+        };
+        let cut = (cut.0 as u32, cut.1 as u32);
+        self.seen.add(Place { start: start as u32, end: end as u32, what: What::Usage { cut, null } })
+    }
+
+    fn error(&mut self) -> Result<(), Malformed> {
+        let span = self.cursor.skip()?;
+        let value = &self.text[span.clone()];
+        if !matches!(value, b"null" | b"false" | b"0" | b"\"\"" | b"{}" | b"[]") {
+            self.seen.error = true;
+            self.seen.error_span = Some((span.start, span.end));
+        }
+        Ok(())
+    }
+
+    fn event_type(&mut self, name: &[u8]) {
+        match (self.flavour, name) {
+            (Flavour::Responses | Flavour::Messages, b"error") | (Flavour::Responses, b"response.failed") => {
+                self.seen.error = true;
+            }
+            (Flavour::Responses, b"response.completed" | b"response.incomplete") => {
+                (self.seen.finished, self.seen.ended) = (true, true);
+            }
+            (Flavour::Responses, name) if name.ends_with(b".delta") => self.seen.content = 1,
+            (Flavour::Messages, b"message_delta") => self.seen.finished = true,
+            (Flavour::Messages, b"message_stop") => self.seen.ended = true,
+            (Flavour::Messages, b"content_block_delta") => self.seen.content = 1,
+            _ => {}
+        }
+    }
+
+    fn choices(&mut self) -> Result<(), Malformed> {
+        self.cursor.enter(b'[')?;
+        let mut first = true;
+        self.seen.no_choices = true;
+        while self.cursor.element(&mut first)? {
+            self.seen.no_choices = false;
+            if self.cursor.kind()? == Kind::Object {
+                self.choice()?;
+            } else {
+                self.cursor.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn choice(&mut self) -> Result<(), Malformed> {
+        self.cursor.enter(b'{')?;
+        let mut first = true;
+        let mut content = false;
+        while let Some(key) = self.cursor.key(&mut first)? {
+            let kind = self.cursor.kind()?;
+            match (&self.text[key], kind) {
+                (b"finish_reason", Kind::String) => {
+                    let reason = self.cursor.string()?;
+                    if &self.text[reason] == b"abort" { self.seen.aborted = true } else { self.seen.finished = true }
+                }
+                (b"delta", Kind::Object) => content |= self.delta()?,
+                (b"text", Kind::String) => content |= !self.cursor.string()?.is_empty(),
+                _ => {
+                    self.cursor.skip()?;
+                }
+            }
+        }
+        self.seen.content += u64::from(content);
+        Ok(())
+    }
+
+    /// Whether a delta carries anything: any text that is not empty, any list, in any member but the role.
+    fn delta(&mut self) -> Result<bool, Malformed> {
+        self.cursor.enter(b'{')?;
+        let mut first = true;
+        let mut content = false;
+        while let Some(key) = self.cursor.key(&mut first)? {
+            let kind = self.cursor.kind()?;
+            let span = self.cursor.skip()?;
+            content |= match kind {
+                Kind::String => span.len() > 2 && &self.text[key] != b"role",
+                Kind::Array | Kind::Object => span.len() > 2,
+                Kind::Null | Kind::Bool | Kind::Number => false,
+            };
+        }
+        Ok(content)
+    }
+}

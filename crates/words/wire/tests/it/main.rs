@@ -1,0 +1,6 @@
+//! Tests of the wire against captures of real engines, hostile input and random splits.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+mod json;
+mod shared;
+mod sse;
