@@ -1,8 +1,11 @@
 //! What the workspace does to itself: checks its walls, generates its references, fetches real components, runs all
 //! tests, measures. `cargo xtask --help` lists it. Nothing here is part of what ships.
 
+mod clients;
+mod generate;
 mod real;
 mod terminal;
+mod test;
 mod walls;
 mod workspace;
 
@@ -24,6 +27,10 @@ struct Arguments {
 enum Task {
     /// Check the walls of ARCHITECTURE.md: who may depend on whom, sizes, what must not stand in a file.
     Walls,
+    /// Write the files that are made from the types, or check them.
+    Generate(generate::Arguments),
+    /// Everything that must hold before a change lands.
+    Test(test::Arguments),
     /// Install, start, stop or find a real component that tests and benchmarks use.
     Real(real::Arguments),
 }
@@ -31,6 +38,8 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Walls => walls::run(),
+        Task::Generate(arguments) => generate::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
         Task::Real(arguments) => real::run(&arguments),
     };
     match outcome {
