@@ -8,13 +8,20 @@
 //!
 //! A start goes: [`Store::open`], [`Journals::open`] (reads what a dead process left), [`LedgerWriter::start`] (brings
 //! it into the ledger, orphans at their estimate), then quota sums from [`Store::period_sums`] and the last minute's
-//! admissions from [`Recovery::admissions`] into the limiter, then one [`Journals::journal`] per core, then the
+//! admissions from [`Recovery`] into the limiter, then one [`Journals::journal`] per core, then the
 //! listener.
+//!
+//! Per request a core calls [`Journal::reserve`] before the upstream call and [`Journal::settle`] at its end, and every
+//! 10 ms or so [`Journal::flush`]. Nothing is handed to the writer: it reads the journals.
 //!
 //! This crate is the only one that knows SQL.
 
 pub mod clock;
 pub mod failpoint;
 pub mod journal;
+pub mod store;
+pub mod writer;
 
 pub use journal::{Commit, Durability, Journal, JournalError, JournalOptions, Journals, Recovery};
+pub use store::{Store, StoreError};
+pub use writer::{LedgerWriter, WriterOptions, WriterStatus};

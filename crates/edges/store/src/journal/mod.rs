@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{BootId, Now};
 
-pub use self::core::{Commit, Journal};
+pub use self::core::{Commit, Journal, PENDING_MAX};
 pub use error::JournalError;
 pub use record::{Record, TEXT_MAX};
 pub use recovery::{Admission, Damage, Recovery, WINDOW};

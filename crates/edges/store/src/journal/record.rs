@@ -23,7 +23,6 @@ const ENTRY: u8 = 2;
 
 /// A record as read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "records are read one at a time and moved once")]
 pub enum Record {
     /// Written before the upstream call.
     Reservation {

@@ -51,7 +51,7 @@ impl Admission {
     #[must_use]
     pub fn tokens(&self) -> u64 {
         let reservation = &self.reservation;
-        self.settled_tokens.unwrap_or(reservation.prompt_tokens.saturating_add(reservation.output_tokens))
+        self.settled_tokens.unwrap_or_else(|| reservation.prompt_tokens.saturating_add(reservation.output_tokens))
     }
 }
 

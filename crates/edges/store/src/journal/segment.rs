@@ -38,7 +38,6 @@ pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) file: File,
     pub(crate) sequence: u64,
-    pub(crate) written_by: Now,
     /// Bytes of whole records, header included: everything below is there to be read.
     written: AtomicU64,
     /// Nothing will be written any more.
@@ -70,7 +69,6 @@ impl Segment {
             path,
             file,
             sequence,
-            written_by: *now,
             written: AtomicU64::new(HEADER),
             sealed: AtomicBool::new(false),
             synced: watch::Sender::default(),
@@ -85,7 +83,6 @@ impl Segment {
             path,
             file,
             sequence: head.sequence,
-            written_by: head.written_by,
             written: AtomicU64::new(left.valid),
             sealed: AtomicBool::new(true),
             synced: watch::Sender::new(Synced { bytes: left.valid, failed: false }),

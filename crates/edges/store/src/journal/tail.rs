@@ -137,7 +137,7 @@ impl Tail {
 
     /// Reads one chunk of a file into the batch; whether there may be more.
     fn read(&mut self, segment: &Segment, batch: &mut Batch) -> io::Result<bool> {
-        let place = self.places.entry(segment.sequence).or_insert(Place { read: HEADER, ..Place::default() });
+        let place = self.places.entry(segment.sequence).or_insert_with(|| Place { read: HEADER, ..Place::default() });
         // Sealed first: a core publishes its last bytes before it seals.
         let sealed = segment.is_sealed();
         let written = segment.written();
