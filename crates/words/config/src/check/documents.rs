@@ -1,0 +1,236 @@
+//! Texts in, documents by kind out: what stands around a `spec`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use crate::at::{At, Name, Origin, Report};
+use crate::bounds::{DOCUMENTS_MAX, FILE_BYTES_MAX, FILES_MAX};
+use crate::node::{Data, Node, Position};
+use crate::raw::alias::Alias;
+use crate::raw::deployment::Deployment;
+use crate::raw::model::Model;
+use crate::raw::profile::ModelProductionProfile;
+use crate::raw::reservation::Reservation;
+use crate::raw::schedule::Schedule;
+use crate::raw::site::Site;
+use crate::raw::team::Team;
+use crate::raw::{self, Metadata};
+use crate::{API_VERSION, Source, decode, suggest, yaml};
+
+/// All kinds, in the order of the reference page.
+pub(crate) const KINDS: [&str; 9] =
+    ["Site", "Node", "Reservation", "Model", "Deployment", "Alias", "Schedule", "Team", "ModelProductionProfile"];
+
+/// A document of one kind.
+#[derive(Debug)]
+pub(crate) struct Doc<T> {
+    pub(crate) origin: Origin,
+    /// Its name; a document without a usable one is only checked for its shape.
+    pub(crate) name: Name,
+    /// `None` when nothing of it could be read.
+    pub(crate) spec: Option<T>,
+}
+
+/// All documents of one kind, each name once.
+#[derive(Debug)]
+pub(crate) struct Docs<T> {
+    docs: Vec<Doc<T>>,
+    by_name: BTreeMap<Name, usize>,
+}
+
+impl<T> Default for Docs<T> {
+    fn default() -> Self {
+        Self { docs: Vec::new(), by_name: BTreeMap::new() }
+    }
+}
+
+impl<T> Docs<T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Doc<T>> {
+        self.docs.iter()
+    }
+
+    /// Documents whose spec could be read.
+    pub(crate) fn readable(&self) -> impl Iterator<Item = (&Doc<T>, &T)> {
+        self.docs.iter().filter_map(|doc| doc.spec.as_ref().map(|spec| (doc, spec)))
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Doc<T>> {
+        self.by_name.get(name).and_then(|&index| self.docs.get(index))
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        self.by_name.keys().map(|name| &**name)
+    }
+
+    /// Whether every document of the kind could be read whole: only then can absence be told from breakage.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.docs.iter().all(|doc| doc.spec.is_some() && doc.origin.wrong.is_empty())
+    }
+
+    fn push(&mut self, doc: Doc<T>, report: &mut Report) {
+        if let Some(first) = self.get(&doc.name) {
+            let (file, line) = (first.origin.file.display(), first.origin.root.at.line);
+            let message = format!("the name `{}` is taken by the document at {file}:{line}", doc.name);
+            let root = At::root(&doc.origin);
+            report.error(&root.key("metadata").key("name"), message);
+            return;
+        }
+        self.by_name.insert(Arc::clone(&doc.name), self.docs.len());
+        self.docs.push(doc);
+    }
+}
+
+/// All documents.
+#[derive(Debug, Default)]
+pub(crate) struct Documents {
+    pub(crate) sites: Docs<Site>,
+    pub(crate) nodes: Docs<raw::node::Node>,
+    pub(crate) reservations: Docs<Reservation>,
+    pub(crate) models: Docs<Model>,
+    pub(crate) deployments: Docs<Deployment>,
+    pub(crate) aliases: Docs<Alias>,
+    pub(crate) schedules: Docs<Schedule>,
+    pub(crate) teams: Docs<Team>,
+    pub(crate) profiles: Docs<ModelProductionProfile>,
+    /// Whether documents may be missing here because a file could not be read.
+    pub(crate) is_torn: bool,
+}
+
+/// Reads all documents of all sources.
+pub(crate) fn read(sources: &[Source], report: &mut Report) -> Documents {
+    let mut documents = Documents::default();
+    let mut count = 0;
+    if sources.len() > FILES_MAX {
+        let message = format!("more than {FILES_MAX} files");
+        report.about_file(std::path::Path::new(""), Position::default(), message, None);
+        documents.is_torn = true;
+    }
+    for source in sources.iter().take(FILES_MAX) {
+        if source.text.len() > FILE_BYTES_MAX {
+            let message = format!("file is larger than {FILE_BYTES_MAX} bytes");
+            let hint = "documents may be spread over several files".to_owned();
+            report.about_file(&source.path, Position::default(), message, Some(hint));
+            documents.is_torn = true;
+            continue;
+        }
+        let yaml = yaml::read(&source.text);
+        documents.is_torn |= !yaml.faults.is_empty();
+        for fault in yaml.faults {
+            report.about_file(&source.path, fault.at, fault.message, fault.hint);
+        }
+        for (index, root) in yaml.documents.into_iter().enumerate() {
+            count += 1;
+            if count > DOCUMENTS_MAX {
+                let message = format!("more than {DOCUMENTS_MAX} documents");
+                report.about_file(&source.path, root.at, message, None);
+                documents.is_torn = true;
+                return documents;
+            }
+            let place = if index == 0 { Place::First } else { Place::Later };
+            document(source, root, place, &mut documents, report);
+        }
+    }
+    documents
+}
+
+/// Where a document stands in its file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    First,
+    Later,
+}
+
+fn document(source: &Source, root: Node, place: Place, documents: &mut Documents, report: &mut Report) {
+    let Data::Map(entries) = &*root.data else {
+        let message = format!("expected a document, found {}", root.describe());
+        let hint = "a document has the keys apiVersion, kind, metadata and spec".to_owned();
+        report.about_file(&source.path, root.at, message, Some(hint));
+        documents.is_torn = true;
+        return;
+    };
+    let keys: Vec<String> = entries.iter().map(|entry| entry.key.clone()).collect();
+    let kind = root.get("kind").and_then(Node::text).map(str::to_owned);
+    let name = root.get("metadata").and_then(|metadata| metadata.get("name")).and_then(Node::text);
+    let title = kind.as_ref().map(|kind| name.map_or_else(|| kind.clone(), |name| format!("{kind} {name}")));
+    let mut origin = Origin { file: source.path.clone(), title, root, wrong: BTreeSet::new() };
+    {
+        let at = At::root(&origin);
+        for key in keys.iter().filter(|key| !["apiVersion", "kind", "metadata", "spec"].contains(&key.as_str())) {
+            let near = suggest::nearest(key, ["apiVersion", "kind", "metadata", "spec"]);
+            let hint = near.map(|near| format!("did you mean `{near}`?"));
+            report.error_hint(&at.key(key), format!("unknown key `{key}`"), hint);
+        }
+        api_version(&at, place, report);
+    }
+    let metadata: Metadata = decode::part(&mut origin, "metadata", report).unwrap_or_default();
+    let name = {
+        let root = At::root(&origin);
+        let at = root.key("metadata");
+        let name = report.required(&at, "name", metadata.name.as_ref());
+        name.filter(|name| check_name(&at, name, report)).map(|name| Arc::from(name.as_str()))
+    };
+    let Some(kind) = kind else {
+        report.error_hint(&At::root(&origin).key("kind"), "`kind` is missing", format!("one of {}", KINDS.join(", ")));
+        documents.is_torn = true;
+        return;
+    };
+    dispatch(&kind, origin, name, documents, report);
+}
+
+fn check_name(at: &At<'_>, name: &str, report: &mut Report) -> bool {
+    super::check_name(&at.key("name"), name, report)
+}
+
+fn api_version(at: &At<'_>, place: Place, report: &mut Report) {
+    let at = at.key("apiVersion");
+    match at.node() {
+        None if place == Place::First => {
+            report.error_hint(
+                &at,
+                "`apiVersion` is missing in the file's first document",
+                format!("write {API_VERSION}"),
+            );
+        }
+        Some(node) if node.text() != Some(API_VERSION) => {
+            report.error_hint(&at, "unknown `apiVersion`", format!("write {API_VERSION}"));
+        }
+        None | Some(_) => {}
+    }
+}
+
+fn dispatch(kind: &str, origin: Origin, name: Option<Name>, documents: &mut Documents, report: &mut Report) {
+    match kind {
+        "Site" => add(origin, name, &mut documents.sites, report),
+        "Node" => add(origin, name, &mut documents.nodes, report),
+        "Reservation" => add(origin, name, &mut documents.reservations, report),
+        "Model" => add(origin, name, &mut documents.models, report),
+        "Deployment" => add(origin, name, &mut documents.deployments, report),
+        "Alias" => add(origin, name, &mut documents.aliases, report),
+        "Schedule" => add(origin, name, &mut documents.schedules, report),
+        "Team" => add(origin, name, &mut documents.teams, report),
+        "ModelProductionProfile" => add(origin, name, &mut documents.profiles, report),
+        unknown => {
+            let root = At::root(&origin);
+            let hint = suggest::nearest(unknown, KINDS)
+                .map_or_else(|| format!("one of {}", KINDS.join(", ")), |near| format!("did you mean `{near}`?"));
+            report.error_hint(&root.key("kind"), format!("unknown kind `{unknown}`"), hint);
+            documents.is_torn = true;
+        }
+    }
+}
+
+fn add<T>(mut origin: Origin, name: Option<Name>, docs: &mut Docs<T>, report: &mut Report)
+where
+    T: DeserializeOwned + Default,
+{
+    let spec = decode::part(&mut origin, "spec", report);
+    if let Some(name) = name {
+        docs.push(Doc { origin, name, spec }, report);
+    }
+}

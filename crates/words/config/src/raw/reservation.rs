@@ -1,0 +1,29 @@
+//! The Reservation document.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::quantity::Indices;
+use crate::scalar::CivilTime;
+
+/// GPUs that are somebody else's for a time: training, benchmarks, people.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(rename = "Reservation")]
+pub(crate) struct Reservation {
+    /// Name of the Node.
+    #[schemars(required)]
+    pub(crate) node: Option<String>,
+    /// Its GPUs.
+    #[schemars(required)]
+    pub(crate) gpus: Option<Indices>,
+    /// From this time on, in the zone of the Site.
+    #[schemars(required)]
+    pub(crate) from: Option<CivilTime>,
+    /// Until before this time, in the zone of the Site.
+    #[schemars(required)]
+    pub(crate) until: Option<CivilTime>,
+    /// Who has them.
+    #[schemars(required)]
+    pub(crate) owner: Option<String>,
+}
