@@ -70,6 +70,12 @@ impl Keyring {
         Self { pepper: Arc::clone(&self.pepper), index: Arc::clone(&self.index), state }
     }
 
+    /// The pepper, for the snapshot after this one.
+    #[must_use]
+    pub const fn shared_pepper(&self) -> &Arc<Pepper> {
+        &self.pepper
+    }
+
     /// All records, in no order.
     pub fn records(&self) -> impl Iterator<Item = &Arc<KeyRecord>> {
         self.index.by_id.values()
