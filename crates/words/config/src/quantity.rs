@@ -14,7 +14,7 @@ use crate::decode::HINT;
 
 /// Makes a type readable from a document's text and describes it in the schema.
 macro_rules! written_as_text {
-    ($type:ty, $schema:literal, $pattern:literal, $description:literal) => {
+    ($type:ty, $schema:literal, $json:tt, $pattern:literal, $description:literal) => {
         impl<'de> serde::Deserialize<'de> for $type {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = <String as serde::Deserialize>::deserialize(deserializer)?;
@@ -29,7 +29,7 @@ macro_rules! written_as_text {
 
             fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
                 schemars::json_schema!({
-                    "type": ["string", "integer", "number"],
+                    "type": $json,
                     "pattern": $pattern,
                     "description": $description,
                 })
@@ -118,6 +118,7 @@ impl fmt::Display for Count {
 written_as_text!(
     Count,
     "Count",
+    ["string", "integer"],
     r"^[0-9]+(\.[0-9]+)?(k|M|G|Ki|Mi|Gi)?$",
     "A count: `500`, `500k`, `2M`, `2G` in powers of 1,000, `128Ki`, `1Mi`, `1Gi` in powers of 1,024."
 );
@@ -163,6 +164,7 @@ impl fmt::Display for Bytes {
 written_as_text!(
     Bytes,
     "Bytes",
+    "string",
     r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$",
     "Memory or disk with its unit: `288GB`, `2TB` in powers of 1,000, `268GiB`, `32MiB` in powers of 1,024."
 );
@@ -220,6 +222,7 @@ impl fmt::Display for Span {
 written_as_text!(
     Span,
     "Duration",
+    "string",
     r"^([0-9]+(\.[0-9]+)?d)?([0-9]+(\.[0-9]+)?h)?([0-9]+(\.[0-9]+)?m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$",
     "A duration: `250ms`, `30s`, `5m`, `1h30m`, `7d`."
 );
@@ -263,6 +266,7 @@ impl fmt::Display for Share {
 written_as_text!(
     Share,
     "Share",
+    "string",
     r"^[0-9]+(\.[0-9]+)?(%|B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$",
     "A share of a disk, `10%`, or an amount of it, `500GB`."
 );
@@ -325,6 +329,7 @@ impl fmt::Display for Indices {
 written_as_text!(
     Indices,
     "Indices",
+    ["string", "integer"],
     r"^[0-9]+(-[0-9]+)?(, ?[0-9]+(-[0-9]+)?)*$",
     "A set of GPUs or CPUs by index: `0-3`, `0-3,6`."
 );
@@ -350,7 +355,13 @@ impl fmt::Display for Ports {
     }
 }
 
-written_as_text!(Ports, "PortRange", r"^[0-9]+(-[0-9]+)?$", "A range of TCP ports: `8001-8099`.");
+written_as_text!(
+    Ports,
+    "PortRange",
+    ["string", "integer"],
+    r"^[0-9]+(-[0-9]+)?$",
+    "A range of TCP ports: `8001-8099`."
+);
 
 /// CPUs in thousandths: `4`, `0.5`, `500m`; never 0, at most [`CPUS_MAX`] CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -384,4 +395,4 @@ impl fmt::Display for Cpus {
     }
 }
 
-written_as_text!(Cpus, "Cpus", r"^[0-9]+(\.[0-9]+)?m?$", "A number of CPUs: `4`, `0.5`, `500m`.");
+written_as_text!(Cpus, "Cpus", ["string", "number"], r"^[0-9]+(\.[0-9]+)?m?$", "A number of CPUs: `4`, `0.5`, `500m`.");

@@ -41,6 +41,7 @@ impl fmt::Display for ClockTime {
 written_as_text!(
     ClockTime,
     "ClockTime",
+    "string",
     r"^[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?$",
     "A time of day in the zone of its document: `08:00`."
 );
@@ -64,7 +65,7 @@ impl fmt::Display for CalendarDate {
     }
 }
 
-written_as_text!(CalendarDate, "Date", r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$", "A date: `2026-12-24`.");
+written_as_text!(CalendarDate, "Date", "string", r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$", "A date: `2026-12-24`.");
 
 /// A date with a time of day and without an offset, `2026-12-05T00:00`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +94,7 @@ impl fmt::Display for CivilTime {
 written_as_text!(
     CivilTime,
     "CivilTime",
+    "string",
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2})?$",
     "A date and time in the zone of the Site: `2026-12-05T00:00`."
 );
@@ -127,4 +129,10 @@ impl fmt::Display for Zone {
     }
 }
 
-written_as_text!(Zone, "TimeZone", r"^[A-Za-z0-9_+/-]+$", "A time zone by its IANA name: `Asia/Seoul`, `UTC`.");
+written_as_text!(
+    Zone,
+    "TimeZone",
+    "string",
+    r"^[A-Za-z0-9_+/-]+$",
+    "A time zone by its IANA name: `Asia/Seoul`, `UTC`."
+);

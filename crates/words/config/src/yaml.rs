@@ -29,6 +29,22 @@ pub(crate) struct Fault {
     pub(crate) hint: Option<String>,
 }
 
+/// Reads all documents of a file; bytes that are not UTF-8 are a fault, and what stands before them is read.
+pub(crate) fn read_bytes(bytes: &[u8]) -> Yaml {
+    let error = match std::str::from_utf8(bytes) {
+        Ok(text) => return read(text),
+        Err(error) => error,
+    };
+    let good = bytes.get(..error.valid_up_to()).and_then(|good| std::str::from_utf8(good).ok()).unwrap_or_default();
+    let line_start = good.rfind('\n').map_or(0, |end| end + 1);
+    let at = position(good.matches('\n').count() + 1, good[line_start..].chars().count());
+    // The document that is cut off in the middle is not read: it would be reported for what it lacks.
+    let whole = good.rfind("\n---").map_or("", |end| &good[..=end]);
+    let mut yaml = read(whole);
+    yaml.faults.push(Fault { at, message: "not UTF-8".to_owned(), hint: None });
+    yaml
+}
+
 /// Reads all documents of a text.
 pub(crate) fn read(text: &str) -> Yaml {
     let mut options = Options::default();

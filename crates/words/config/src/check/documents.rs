@@ -119,7 +119,7 @@ pub(crate) fn read(sources: &[Source], report: &mut Report) -> Documents {
             documents.is_torn = true;
             continue;
         }
-        let yaml = yaml::read(&source.text);
+        let yaml = yaml::read_bytes(&source.text);
         documents.is_torn |= !yaml.faults.is_empty();
         for fault in yaml.faults {
             report.about_file(&source.path, fault.at, fault.message, fault.hint);

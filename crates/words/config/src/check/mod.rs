@@ -30,7 +30,7 @@ use crate::diagnostic::{Diagnostic, Severity};
 use crate::site::{SecretRef, Site};
 use crate::{Checked, Source, raw};
 
-pub(crate) use documents::{Doc, Documents};
+pub(crate) use documents::{Doc, Documents, KINDS};
 
 /// Checks documents; see [`crate::check`].
 pub(crate) fn check(sources: &[Source]) -> Checked {

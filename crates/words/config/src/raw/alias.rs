@@ -56,7 +56,7 @@ pub(crate) struct Absent {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Target {
     /// Name of the Deployment.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) deployment: Option<String>,
     /// Its share, relative to the other targets, from 0 to 1000000. Default 100.
     pub(crate) weight: Option<u32>,

@@ -15,7 +15,7 @@ use crate::quantity::{Bytes, Count, Cpus};
 #[schemars(rename = "Deployment")]
 pub(crate) struct Deployment {
     /// Name of the Model.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) model: Option<String>,
     /// What it does. Default llm.
     pub(crate) kind: Option<Kind>,
@@ -89,7 +89,7 @@ pub(crate) struct Parallel {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Gpus {
     /// To start its first replica at all.
-    #[schemars(required)]
+    #[schemars(with = "u32")]
     pub(crate) required: Option<u32>,
     /// Kept under pressure; below `required` only when the profile passed a smaller tensor-parallel size. Default
     /// `required`.
@@ -123,10 +123,10 @@ pub(crate) enum Exclusive {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Memory {
     /// Weights.
-    #[schemars(required)]
+    #[schemars(with = "Bytes")]
     pub(crate) weights: Option<Bytes>,
     /// KV cache.
-    #[schemars(required)]
+    #[schemars(with = "Bytes")]
     pub(crate) kv_cache: Option<Bytes>,
     /// Workspace: activations, graphs. Default 0B.
     pub(crate) workspace: Option<Bytes>,
@@ -153,7 +153,7 @@ pub(crate) struct Launch {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Endpoint {
     /// `http://HOST:PORT` or `https://HOST:PORT`, without a path.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) url: Option<String>,
     /// Sent as `Authorization: Bearer`.
     pub(crate) api_key: Option<SecretRef>,
@@ -199,7 +199,7 @@ pub(crate) enum External {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Warmup {
     /// JSON lines of request bodies.
-    #[schemars(required)]
+    #[schemars(with = "SecretRef")]
     pub(crate) prompts: Option<SecretRef>,
     /// Whether an empty answer is a failure. Default true.
     pub(crate) expect_non_empty: Option<bool>,

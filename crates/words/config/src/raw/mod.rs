@@ -25,7 +25,7 @@ use crate::quantity::{Count, Span};
 #[schemars(inline)]
 pub(crate) struct Metadata {
     /// Name of the thing: lower-case letters, digits, `-` and `.`, at most 63 characters, unique within its kind.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) name: Option<String>,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Model {
     /// Where the weights come from. Needed as soon as a deployment of the model is started by Tidegate.
     pub(crate) source: Option<Source>,
     /// Name of an entry of `Site.spec.engines`, or a dialect: vllm, llama.cpp.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) engine: Option<String>,
     /// `fp8`, `bf16`, `q4_1`, …; a label of metrics. Default unknown.
     pub(crate) precision: Option<String>,

@@ -17,7 +17,7 @@ pub(crate) struct Node {
     /// Whether NVML or this document decides what GPUs there are. Default nvml.
     pub(crate) facts: Option<Facts>,
     /// Its GPUs.
-    #[schemars(required)]
+    #[schemars(with = "Gpus")]
     pub(crate) gpus: Option<Gpus>,
     /// Its host memory.
     pub(crate) host_memory: Option<Bytes>,
@@ -50,7 +50,7 @@ pub(crate) enum Facts {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Gpus {
     /// How many, from 1 to 256.
-    #[schemars(required)]
+    #[schemars(with = "u32")]
     pub(crate) count: Option<u32>,
     /// Product name.
     pub(crate) product: Option<String>,
@@ -73,13 +73,13 @@ pub(crate) enum Sharing {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Numa {
     /// Its number.
-    #[schemars(required)]
+    #[schemars(with = "u32")]
     pub(crate) node: Option<u32>,
     /// Its GPUs.
-    #[schemars(required)]
+    #[schemars(with = "Indices")]
     pub(crate) gpus: Option<Indices>,
     /// Its CPUs.
-    #[schemars(required)]
+    #[schemars(with = "Indices")]
     pub(crate) cpus: Option<Indices>,
 }
 
@@ -88,10 +88,10 @@ pub(crate) struct Numa {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Group {
     /// Its name, as `Deployment.spec.placement.group` uses it.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) name: Option<String>,
     /// Its GPUs.
-    #[schemars(required)]
+    #[schemars(with = "Indices")]
     pub(crate) gpus: Option<Indices>,
     /// Classes it is for. Default all.
     #[serde(default)]

@@ -12,18 +12,18 @@ use crate::scalar::CivilTime;
 #[schemars(rename = "Reservation")]
 pub(crate) struct Reservation {
     /// Name of the Node.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) node: Option<String>,
     /// Its GPUs.
-    #[schemars(required)]
+    #[schemars(with = "Indices")]
     pub(crate) gpus: Option<Indices>,
     /// From this time on, in the zone of the Site.
-    #[schemars(required)]
+    #[schemars(with = "CivilTime")]
     pub(crate) from: Option<CivilTime>,
     /// Until before this time, in the zone of the Site.
-    #[schemars(required)]
+    #[schemars(with = "CivilTime")]
     pub(crate) until: Option<CivilTime>,
     /// Who has them.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) owner: Option<String>,
 }

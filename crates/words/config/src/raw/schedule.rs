@@ -22,7 +22,7 @@ pub(crate) struct Schedule {
     #[serde(default)]
     pub(crate) exceptions: Vec<Exception>,
     /// The shifts of the day.
-    #[schemars(required)]
+    #[schemars(with = "Vec<Shift>")]
     pub(crate) shifts: Option<Vec<Shift>>,
     /// How long before the hour each step starts at the latest; used until its phases have been measured.
     pub(crate) lead: Option<Lead>,
@@ -59,10 +59,10 @@ pub(crate) enum Weekday {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Exception {
     /// The date.
-    #[schemars(required)]
+    #[schemars(with = "CalendarDate")]
     pub(crate) date: Option<CalendarDate>,
     /// A shift that is in force all day, or `none`: no start on that date.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     #[serde(rename = "use")]
     pub(crate) shift: Option<String>,
 }
@@ -73,13 +73,13 @@ pub(crate) struct Exception {
 #[schemars(rename = "ScheduleShift")]
 pub(crate) struct Shift {
     /// Its name: one namespace over all Schedules, and the same name means the same deployments.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) name: Option<String>,
     /// When it starts.
-    #[schemars(required)]
+    #[schemars(with = "ClockTime")]
     pub(crate) start: Option<ClockTime>,
     /// All deployments that are loaded in it.
-    #[schemars(required)]
+    #[schemars(with = "Vec<String>")]
     pub(crate) deployments: Option<Vec<String>>,
 }
 

@@ -79,10 +79,10 @@ pub(crate) struct Gateway {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Tls {
     /// Certificate chain.
-    #[schemars(required)]
+    #[schemars(with = "SecretRef")]
     pub(crate) cert: Option<SecretRef>,
     /// Private key.
-    #[schemars(required)]
+    #[schemars(with = "SecretRef")]
     pub(crate) key: Option<SecretRef>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Admin {
 pub(crate) struct Store {
     /// `sqlite:FILE` (a relative path is resolved in the state folder) or `postgres://HOST/DATABASE`, without a
     /// password. Default sqlite:tidegate.db.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) url: Option<String>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Store {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Counters {
     /// `memory:`, or `redis://HOST` when there are several gateways, without a password. Default memory:.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) url: Option<String>,
 }
 
@@ -140,13 +140,13 @@ pub(crate) struct Keys {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct OidcIssuer {
     /// Its name in the documents.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) name: Option<String>,
     /// The `iss` of its tokens, compared as a whole.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) issuer: Option<String>,
     /// The `aud` that tokens for Tidegate have.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) audience: Option<String>,
     /// The claim that lists groups. Default groups.
     pub(crate) groups_claim: Option<String>,
@@ -159,13 +159,13 @@ pub(crate) struct OidcIssuer {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct KubernetesIssuer {
     /// Its name in the documents.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) name: Option<String>,
     /// The `iss` of its tokens, compared as a whole.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) issuer: Option<String>,
     /// The `aud` that tokens for Tidegate have.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) audience: Option<String>,
     /// Whether the cluster's API server is asked about each token. Default false.
     pub(crate) token_review: Option<bool>,
@@ -176,7 +176,7 @@ pub(crate) struct KubernetesIssuer {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ModelStore {
     /// `s3://BUCKET/PREFIX` or `file:///FOLDER`.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) url: Option<String>,
     /// Address of the S3 service, when it is not AWS.
     pub(crate) endpoint: Option<String>,
@@ -263,12 +263,12 @@ pub(crate) enum Messages {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Agents {
     /// CA of both sides.
-    #[schemars(required)]
+    #[schemars(with = "SecretRef")]
     pub(crate) ca: Option<SecretRef>,
     /// The controller's certificate.
-    #[schemars(required)]
+    #[schemars(with = "SecretRef")]
     pub(crate) cert: Option<SecretRef>,
     /// The controller's key.
-    #[schemars(required)]
+    #[schemars(with = "SecretRef")]
     pub(crate) key: Option<SecretRef>,
 }

@@ -48,13 +48,13 @@ pub(crate) struct Member {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ServiceAccount {
     /// The cluster, by its name in `Site.spec.identity.kubernetes`.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) issuer: Option<String>,
     /// Its namespace.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) namespace: Option<String>,
     /// Its name.
-    #[schemars(required)]
+    #[schemars(with = "String")]
     pub(crate) name: Option<String>,
 }
 
