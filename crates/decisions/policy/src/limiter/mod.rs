@@ -34,7 +34,7 @@ pub use view::{Rate, RateView};
 pub use window::{BUCKET, BUCKETS_MAX, EXACT_MAX, WINDOW};
 
 /// What one request wants: one request, one slot, and these tokens, of every subject.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Demand<'a, S> {
     /// Whose limits.
     pub subjects: &'a Arc<S>,
@@ -45,6 +45,15 @@ pub struct Demand<'a, S> {
     /// For days and months; decides the period that the request is charged to.
     pub wall: Unix,
 }
+
+// By hand, because a derive would ask `S` to be `Copy` too.
+impl<S> Clone for Demand<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S> Copy for Demand<'_, S> {}
 
 /// Where counts are kept. The suite in [`crate::conformance`] says what an implementation must do.
 pub trait Counters: Send + Sync {

@@ -8,9 +8,9 @@ use tidegate_core::Unix;
 
 use crate::period::{Interval, Period};
 
-/// Rows kept of each kind: the current period and those that a stepping clock may return to. The one that began first
-/// is let go.
-pub const PERIODS_KEPT: usize = 4;
+/// Rows kept of each kind: the current period and those that a stepping clock may return to. Of more, the one that was
+/// not used for longest is let go.
+pub const PERIODS_KEPT: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
@@ -22,50 +22,40 @@ struct Row {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     period: Period,
+    /// The last one was used last: almost always the one that is asked for next.
     rows: Vec<Row>,
     /// Rows of the zone that was in force before: a row of the new zone begins with the sum of the one it continues.
     carried: Vec<Row>,
-    /// Index of the row that was asked for last: almost always the one that is asked for next.
-    current: usize,
 }
 
 impl Quota {
     pub(crate) fn new(period: Period) -> Self {
-        Self { period, rows: Vec::new(), carried: Vec::new(), current: 0 }
+        Self { period, rows: Vec::new(), carried: Vec::new() }
     }
 
-    fn find(&self, at: Unix) -> Option<usize> {
-        if self.rows.get(self.current).is_some_and(|row| row.interval.contains(at)) {
-            return Some(self.current);
-        }
-        self.rows.iter().position(|row| row.interval.contains(at))
-    }
-
-    /// The row of an instant, made if it is the first use in its period.
+    /// The row of an instant, made if it is the first use in its period; it becomes the current one.
     fn row(&mut self, at: Unix, zone: &TimeZone) -> Option<&mut Row> {
-        let index = match self.find(at) {
-            Some(index) => index,
-            None => {
-                let used = self.carried.iter().find(|row| row.interval.contains(at)).map_or(0, |row| row.used);
-                self.begin(Row { interval: self.period.of(at, zone), used })
-            }
-        };
-        self.current = index;
-        self.rows.get_mut(index)
-    }
-
-    fn begin(&mut self, row: Row) -> usize {
-        if self.rows.len() >= PERIODS_KEPT
-            && let Some(oldest) = (0..self.rows.len()).min_by_key(|&index| self.rows[index].interval.start)
-        {
-            self.rows[oldest] = row;
-            return oldest;
+        if !self.rows.last().is_some_and(|row| row.interval.contains(at)) {
+            let row = match self.rows.iter().position(|row| row.interval.contains(at)) {
+                Some(index) => self.rows.remove(index),
+                None => self.begin(at, zone),
+            };
+            self.rows.push(row);
         }
-        self.rows.push(row);
-        self.rows.len() - 1
+        self.rows.last_mut()
     }
 
-    /// The period of `at` and what is used of it. Writes nothing that counts.
+    fn begin(&mut self, at: Unix, zone: &TimeZone) -> Row {
+        if self.rows.len() >= PERIODS_KEPT {
+            self.rows.remove(0);
+        }
+        // Continued once: a row of the old zone may overlap two of the new one.
+        let continued = self.carried.iter().position(|row| row.interval.contains(at));
+        let used = continued.map_or(0, |index| self.carried.remove(index).used);
+        Row { interval: self.period.of(at, zone), used }
+    }
+
+    /// The period of `at` and what is used of it. Changes no sum.
     pub(crate) fn used(&mut self, at: Unix, zone: &TimeZone) -> (Interval, u64) {
         let unknown = (Interval { start: at, end: at }, 0);
         self.row(at, zone).map_or(unknown, |row| (row.interval, row.used))
@@ -79,11 +69,8 @@ impl Quota {
 
     /// Replaces what was reserved at `at` by what was used, in the period of `at`, whenever the request ends.
     pub(crate) fn settle(&mut self, at: Unix, reserved: u64, used: u64) {
-        let row = match self.find(at) {
-            Some(index) => self.rows.get_mut(index),
-            None => self.carried.iter_mut().find(|row| row.interval.contains(at)),
-        };
-        if let Some(row) = row {
+        let rows = self.rows.iter_mut().rev().chain(&mut self.carried);
+        for row in rows.filter(|row| row.interval.contains(at)).take(1) {
             row.used = row.used.saturating_sub(reserved).saturating_add(used);
         }
     }
@@ -100,7 +87,6 @@ impl Quota {
         if !self.rows.is_empty() {
             self.carried = std::mem::take(&mut self.rows);
         }
-        self.current = 0;
     }
 
     /// Whether some period that has not ended holds a sum.
