@@ -14,6 +14,7 @@ pub mod answer;
 pub mod endpoint;
 pub mod error;
 pub mod json;
+pub mod messages;
 pub mod request;
 pub mod sse;
 mod usage;

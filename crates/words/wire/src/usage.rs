@@ -14,6 +14,15 @@ pub struct Usage {
     pub output: u64,
 }
 
+impl Usage {
+    /// Reads one usage object.
+    pub(crate) fn read(value: &Value<'_>) -> Option<Self> {
+        let mut report = Report::default();
+        report.read(value.raw, &mut Cursor::new(value.raw, 0)).ok()?;
+        report.usage()
+    }
+}
+
 /// What was read of one or several usage objects; a later field replaces an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {

@@ -23,6 +23,9 @@ pub use media::DATA_URL_MAX;
 pub use prompt::{DOCUMENTS_MAX, INPUTS_MAX, TEMPLATE_BASE, TEMPLATE_PER_MESSAGE, prompt_text};
 pub use rewrite::{Upstream, rewrite};
 
+pub(crate) use checks::invalid;
+pub(crate) use rewrite::DENIED;
+
 /// What the caller asked to hear about usage in a stream of chat completions or completions. The other protocols
 /// always report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -88,7 +91,7 @@ impl Facts {
 pub fn model<'a>(object: &Object<'a>, header: Option<&'a str>) -> Result<Cow<'a, str>, Fault> {
     let body = match object.get("model").filter(|value| !value.is_null()) {
         None => None,
-        Some(value) => Some(value.as_str().ok_or_else(|| checks::invalid("model", "model must be a string"))?),
+        Some(value) => Some(value.as_str().ok_or_else(|| invalid("model", "model must be a string"))?),
     };
     match (body, header) {
         (None, None) => Err(missing("model")),
@@ -101,7 +104,7 @@ pub fn model<'a>(object: &Object<'a>, header: Option<&'a str>) -> Result<Cow<'a,
 /// The fault of a model that body and `x-model` name differently.
 #[must_use]
 pub fn conflict() -> Fault {
-    checks::invalid("model", "the body and the header x-model name different models")
+    invalid("model", "the body and the header x-model name different models")
 }
 
 /// The fault of a field that must be there.

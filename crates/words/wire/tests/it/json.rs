@@ -88,7 +88,7 @@ fn a_document_keeps_its_object() {
 }
 
 /// Any JSON value, with keys and texts that need escapes.
-pub fn value() -> impl Strategy<Value = serde_json::Value> {
+pub(crate) fn value() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         Just(serde_json::Value::Null),
         any::<bool>().prop_map(Into::into),

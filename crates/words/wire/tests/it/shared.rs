@@ -15,7 +15,7 @@ fn root() -> PathBuf {
 }
 
 /// The body of a captured answer.
-pub fn fixture(name: &str) -> Vec<u8> {
+pub(crate) fn fixture(name: &str) -> Vec<u8> {
     let path = root().join("fixtures").join(name);
     let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let at = text.windows(4).position(|window| window == b"\r\n\r\n").expect("headers end with an empty line");
@@ -23,7 +23,7 @@ pub fn fixture(name: &str) -> Vec<u8> {
 }
 
 /// All captured answers of one engine whose bodies are event streams.
-pub fn streams() -> Vec<(String, Vec<u8>)> {
+pub(crate) fn streams() -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for engine in ["vllm", "llamacpp"] {
         for entry in std::fs::read_dir(root().join("fixtures").join(engine)).unwrap() {
