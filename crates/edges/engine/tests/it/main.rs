@@ -2,5 +2,6 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod client;
+mod faults;
 mod fixtures;
 mod memory;
