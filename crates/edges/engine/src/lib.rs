@@ -5,10 +5,13 @@
 //! - [`client`]: HTTP/1.1 towards an engine, one frame per socket read.
 //! - [`dialect`]: what an engine serves and how it behaves, as data.
 //! - [`attempt`]: what an attempt's end means for caller, retry and breaker.
+//! - [`probe`], [`scrape`]: whether an engine is ready, and how busy it says it is.
 
 pub mod attempt;
 pub mod client;
 pub mod dialect;
+pub mod probe;
+pub mod scrape;
 
 pub use attempt::AttemptEnd;
 pub use dialect::{AbortBound, Dialect, Serves};

@@ -5,3 +5,4 @@ mod client;
 mod faults;
 mod fixtures;
 mod memory;
+mod probe;
