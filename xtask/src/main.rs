@@ -1,6 +1,7 @@
 //! What the workspace does to itself: checks its walls, generates its references, fetches real components, runs all
 //! tests, measures. `cargo xtask --help` lists it. Nothing here is part of what ships.
 
+mod bench;
 mod clients;
 mod generate;
 mod real;
@@ -29,6 +30,8 @@ enum Task {
     Walls,
     /// Write the files that are made from the types, or check them.
     Generate(generate::Arguments),
+    /// Measure, side by side with what else one could use.
+    Bench(bench::Arguments),
     /// Everything that must hold before a change lands.
     Test(test::Arguments),
     /// Install, start, stop or find a real component that tests and benchmarks use.
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Walls => walls::run(),
         Task::Generate(arguments) => generate::run(&arguments),
+        Task::Bench(arguments) => bench::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Real(arguments) => real::run(&arguments),
     };

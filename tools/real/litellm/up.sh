@@ -1,9 +1,9 @@
 #!/bin/bash
 # up.sh: the LiteLLM proxy on loopback in front of one upstream, one worker, with a master key and no database.
 #
-# What:  the model "MODEL" (bench) is answered by the upstream; telemetry is off; the key is sk-bench-master.
+# What:  each of MODELS is answered by the upstream under its own name; telemetry is off; the key is sk-bench-master.
 # Needs: bash, curl, what install.sh makes.
-# How:   up.sh STATE_FOLDER PORT UPSTREAM_HOST:PORT        MODEL (bench), UPSTREAM_MODEL (mock)
+# How:   up.sh STATE_FOLDER PORT UPSTREAM_HOST:PORT        MODELS ("mock mock-paced")
 # Makes: STATE/pid, STATE/url, STATE/config.yaml, STATE/log; prints the url
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,13 +16,15 @@ ready() { answers "$url/health/liveliness"; }
 if running "$state" && ready; then cat "$state/url"; exit 0; fi
 if curl -s -m 2 -o /dev/null "$url"; then echo "up.sh: port $2 is already served by another process" >&2; exit 1; fi
 folder=$("$here/install.sh")
-cat >"$state/config.yaml" <<CONF
-model_list:
-  - model_name: ${MODEL:-bench}
-    litellm_params: {model: openai/${UPSTREAM_MODEL:-mock}, api_base: "http://$3/v1", api_key: none}
-litellm_settings: {telemetry: false, num_retries: 0}
-general_settings: {master_key: sk-bench-master}
-CONF
+{
+  echo "model_list:"
+  for model in ${MODELS:-mock mock-paced}; do
+    echo "  - model_name: $model"
+    echo "    litellm_params: {model: openai/$model, api_base: \"http://$3/v1\", api_key: none}"
+  done
+  echo "litellm_settings: {telemetry: false, num_retries: 0}"
+  echo "general_settings: {master_key: sk-bench-master}"
+} >"$state/config.yaml"
 cd "$state"
 LITELLM_LOG=ERROR LITELLM_LOCAL_MODEL_COST_MAP=True "$folder/venv/bin/litellm" --config "$state/config.yaml" \
   --host 127.0.0.1 --port "$2" --num_workers 1 --telemetry False </dev/null >"$state/log" 2>&1 &

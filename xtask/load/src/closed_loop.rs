@@ -32,6 +32,8 @@ struct Seen {
     first: Times,
     gaps: Times,
     requests: u64,
+    /// Whole answers, those of the warm-up too: what the target spent its time on.
+    answered: u64,
     bytes: u64,
     events: u64,
     errors: u64,
@@ -138,6 +140,7 @@ async fn request(
     let end = Instant::now();
     anyhow::ensure!(reader.status == 200, "status {}: {}", reader.status, String::from_utf8_lossy(&reader.tail));
     anyhow::ensure!(!stream || reader.tail.ends_with(b"data: [DONE]\n\n"), "a stream without its end");
+    seen.answered += 1;
     if start >= measured_from {
         seen.count(start, end, &one);
     }
@@ -173,11 +176,12 @@ impl Seen {
     }
 
     fn add(&mut self, other: Self) {
-        let Self { whole, first, gaps, requests, bytes, events, errors, error } = other;
+        let Self { whole, first, gaps, requests, answered, bytes, events, errors, error } = other;
         self.whole.append(whole);
         self.first.append(first);
         self.gaps.append(gaps);
         self.requests += requests;
+        self.answered += answered;
         self.bytes += bytes;
         self.events += events;
         self.errors += errors;
@@ -189,6 +193,7 @@ impl Seen {
             "seconds": seconds,
             "requests": self.requests,
             "requests_per_second": self.requests as f64 / seconds,
+            "answered": self.answered,
             "events": self.events,
             "bytes": self.bytes,
             "errors": self.errors,

@@ -1,0 +1,111 @@
+//! The table, for people and for scripts.
+
+use serde_json::{Value, json};
+
+use super::figures::{Figure, Goal};
+use super::stand::Target;
+use crate::terminal::say;
+
+/// Prints the table to standard output.
+pub(super) fn print(figures: &[Figure]) {
+    let mut rows = vec![header()];
+    rows.extend(figures.iter().map(row));
+    let columns = rows[0].len();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+            0 | 1 => format!("{cell:<width$}"),
+            _ if column + 2 >= columns => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        say!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+}
+
+fn header() -> Vec<String> {
+    let mut cells = vec!["figure".to_owned(), "unit".to_owned()];
+    cells.extend(Target::ALL.iter().map(|target| target.as_str().to_owned()));
+    cells.extend(["× nginx", "goal", "met"].map(str::to_owned));
+    cells
+}
+
+fn row(figure: &Figure) -> Vec<String> {
+    let mut cells = vec![figure.name.clone(), figure.unit.to_owned()];
+    cells.extend(
+        Target::ALL.iter().map(|target| figure.values.get(target).map_or_else(String::new, |value| number(*value))),
+    );
+    cells.push(figure.ratio(Target::Nginx).map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+    cells.push(figure.goals.iter().map(|goal| words(*goal)).collect::<Vec<_>>().join(", "));
+    cells.push(figure.goals.iter().map(|goal| verdict(figure.meets(*goal))).collect::<Vec<_>>().join(", "));
+    cells
+}
+
+/// Three significant digits, without an exponent.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn words(goal: Goal) -> String {
+    match goal {
+        Goal::AtMost(bound) => format!("≤ {bound}"),
+        Goal::Exactly(wanted) => format!("= {wanted}"),
+        Goal::TimesAtMost(peer, bound) => format!("≤ {bound}× {}", peer.as_str()),
+        Goal::TimesAtLeast(peer, bound) => format!("≥ {bound:.2}× {}", peer.as_str()),
+    }
+}
+
+const fn verdict(met: Option<bool>) -> &'static str {
+    match met {
+        Some(true) => "yes",
+        Some(false) => "NO",
+        None => "not measured",
+    }
+}
+
+/// The same for scripts.
+pub(super) fn json(figures: &[Figure]) -> Value {
+    let figure = |figure: &Figure| {
+        let peers = figure.values.iter().filter(|(target, _)| **target != Target::Tidegate);
+        let peers: serde_json::Map<_, _> =
+            peers.map(|(target, value)| (target.as_str().to_owned(), json!(value))).collect();
+        let ratios =
+            Target::ALL.iter().filter_map(|peer| Some((peer.as_str().to_owned(), json!(figure.ratio(*peer)?))));
+        let ratios: serde_json::Map<_, _> = ratios.filter(|(peer, _)| peer != Target::Tidegate.as_str()).collect();
+        let goals = figure.goals.iter().map(|goal| json!({"goal": words(*goal), "met": figure.meets(*goal)}));
+        json!({
+            "figure": figure.name,
+            "unit": figure.unit,
+            "value": figure.values.get(&Target::Tidegate),
+            "peers": peers,
+            "ratios": ratios,
+            "goals": goals.collect::<Vec<_>>(),
+        })
+    };
+    json!({"bench": "gate", "figures": figures.iter().map(figure).collect::<Vec<_>>()})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_row_has_a_cell_for_each_column_and_a_verdict_for_each_goal() {
+        let values = BTreeMap::from([(Target::Tidegate, 30.0), (Target::Nginx, 20.0)]);
+        let figure =
+            Figure::new("cpu", "us", values).wants(Goal::TimesAtMost(Target::Nginx, 2.0)).wants(Goal::AtMost(10.0));
+        let cells = row(&figure);
+        assert_eq!(cells.len(), header().len());
+        assert_eq!(cells[7..], ["1.50", "≤ 2× nginx, ≤ 10", "yes, NO"]);
+        let json = json(&[figure]);
+        assert_eq!(json["figures"][0]["goals"][1]["met"], false);
+        assert_eq!(json["figures"][0]["ratios"]["nginx"], 1.5);
+    }
+}
