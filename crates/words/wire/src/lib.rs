@@ -13,8 +13,10 @@
 pub mod answer;
 pub mod endpoint;
 pub mod error;
+pub mod fuzz;
 pub mod json;
 pub mod messages;
+pub mod multipart;
 pub mod request;
 pub mod sse;
 mod usage;

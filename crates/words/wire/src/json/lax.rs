@@ -97,8 +97,8 @@ impl<'a> Cursor<'a> {
                 Some(b'"') => break,
                 // Whatever is escaped, a quote above all, is skipped with its backslash.
                 Some(b'\\') => self.at += 2,
-                Some(_) => self.at += 1,
-                None => return Err(Malformed),
+                // A raw control character could end a line where the text is sent as an event.
+                Some(_) | None => return Err(Malformed),
             }
         }
         let end = self.at;

@@ -138,8 +138,11 @@ impl ChatToMessages {
         let mut rest = events;
         while let Some(len) = framer.end(rest) {
             let event = &rest[..len];
-            match parts(event).data {
-                Data::None => out.extend_from_slice(event),
+            let parts = parts(event);
+            match parts.data {
+                Data::None if parts.name.is_none() => out.extend_from_slice(event),
+                // A name without data is no event, and would be one of the other protocol's.
+                Data::None => {}
                 Data::Line { start, end } => self.data(&event[start..end], out)?,
                 Data::Lines => self.data(&joined(event), out)?,
             }

@@ -1,6 +1,7 @@
 //! One look at the data of one event: where the model's name and the usage are, whether it ends or breaks the stream,
 //! and whether it carries content. Nothing is built and nothing is checked beyond what is looked at.
 
+use std::mem;
 use std::ops::Range;
 
 use crate::endpoint::Flavour;
@@ -101,22 +102,22 @@ impl Look<'_> {
     fn top(&mut self) -> Result<(), Malformed> {
         self.cursor.enter(b'{')?;
         let mut first = true;
-        let mut end = self.cursor.at();
+        let (mut end, mut had) = (self.cursor.at(), false);
         while let Some(key) = self.cursor.key(&mut first)? {
             let key_text = &self.text[key.clone()];
             // Engines do not escape keys; one that did would be read like any other.
             if key_text.contains(&b'\\') {
                 let unescaped = unescape(key_text).ok_or(Malformed)?.into_owned();
-                self.member(unescaped.as_bytes(), key, end)?;
+                self.member(unescaped.as_bytes(), key, end, &mut had)?;
             } else {
-                self.member(key_text, key, end)?;
+                self.member(key_text, key, end, &mut had)?;
             }
             end = self.cursor.at();
         }
         Ok(())
     }
 
-    fn member(&mut self, name: &[u8], key: Range<usize>, before: usize) -> Result<(), Malformed> {
+    fn member(&mut self, name: &[u8], key: Range<usize>, before: usize, had: &mut bool) -> Result<(), Malformed> {
         let kind = self.cursor.kind()?;
         let nested = match self.flavour {
             Flavour::Chat | Flavour::Completions => None,
@@ -125,7 +126,7 @@ impl Look<'_> {
         };
         match (name, kind) {
             (b"model", _) => self.model(),
-            (b"usage", Kind::Object | Kind::Null) => self.usage(key, before),
+            (b"usage", Kind::Object | Kind::Null) => self.usage(key, before, had),
             (b"error", _) => self.error(),
             (b"id", Kind::String) => {
                 let id = self.cursor.string()?;
@@ -147,12 +148,12 @@ impl Look<'_> {
     fn nested(&mut self) -> Result<(), Malformed> {
         self.cursor.enter(b'{')?;
         let mut first = true;
-        let mut end = self.cursor.at();
+        let (mut end, mut had) = (self.cursor.at(), false);
         while let Some(key) = self.cursor.key(&mut first)? {
             let kind = self.cursor.kind()?;
             match (&self.text[key.clone()], kind) {
                 (b"model", _) => self.model()?,
-                (b"usage", Kind::Object | Kind::Null) => self.usage(key, end)?,
+                (b"usage", Kind::Object | Kind::Null) => self.usage(key, end, &mut had)?,
                 (b"id", Kind::String) => {
                     let id = self.cursor.string()?;
                     self.seen.id = Some((id.start, id.end));
@@ -171,9 +172,9 @@ impl Look<'_> {
         self.seen.add(Place { start: span.start as u32, end: span.end as u32, what: What::Model })
     }
 
-    fn usage(&mut self, key: Range<usize>, before: usize) -> Result<(), Malformed> {
+    fn usage(&mut self, key: Range<usize>, before: usize, had: &mut bool) -> Result<(), Malformed> {
         // Two usages in one object have two readings, and the commas of the cuts would meet.
-        if self.seen.places().any(|place| matches!(place.what, What::Usage { .. })) {
+        if mem::replace(had, true) {
             return Err(Malformed);
         }
         let start = self.cursor.at();

@@ -1,6 +1,9 @@
 //! Event boundaries and lines, by the rules of server-sent events: a line ends with LF, CR LF or CR, an event with an
 //! empty line.
 
+/// A byte order mark, which may stand at the very start of a stream and says nothing.
+pub(crate) const MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Finds ends of events in a text that grows. Positions are relative to the start of the event being read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Framer {
@@ -60,7 +63,7 @@ pub(crate) struct Parts<'a> {
 /// Reads the lines of one whole event.
 pub(crate) fn parts(event: &[u8]) -> Parts<'_> {
     let mut parts = Parts { name: None, data: Data::None };
-    let mut at = if event.starts_with(b"\xEF\xBB\xBF") { 3 } else { 0 };
+    let mut at = 0;
     while at < event.len() {
         let end = memchr::memchr2(b'\n', b'\r', &event[at..]).map_or(event.len(), |found| at + found);
         if let Some(start) = value(event, at, end, b"data") {

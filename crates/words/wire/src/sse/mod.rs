@@ -9,6 +9,7 @@ pub(crate) mod chunk;
 pub(crate) mod frame;
 
 use std::fmt;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ pub use crate::usage::Usage;
 use crate::json::write_str;
 use crate::usage::Report;
 use chunk::{Seen, What};
-use frame::{Data, Framer};
+use frame::{Data, Framer, MARK};
 
 /// Longest event, its empty line included.
 pub const EVENT_MAX: usize = 1024 * 1024;
@@ -102,6 +103,8 @@ pub struct Stream {
     content: u64,
     progress: u64,
     finished: bool,
+    /// Nothing was framed yet.
+    first: bool,
     state: State,
 }
 
@@ -171,6 +174,7 @@ impl Stream {
             content: 0,
             progress: 0,
             finished: false,
+            first: true,
             state: State::Open,
         }
     }
@@ -199,6 +203,10 @@ impl Stream {
         let mut start = 0;
         while let Some(len) = next {
             let end = start + len;
+            if mem::replace(&mut self.first, false) && work.starts_with(MARK) {
+                start = MARK.len();
+                output.change(0, start);
+            }
             let verdict = if len > EVENT_MAX { Err(Cause::TooLarge) } else { self.event(&work[start..end], &mut seen) };
             match verdict {
                 Ok(verdict) => self.apply(&verdict, &seen, &mut output, start, end),

@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
+mod answer;
+mod corpus;
 mod json;
 mod messages;
+mod multipart;
 mod request;
 mod shared;
 mod sse;

@@ -123,7 +123,9 @@ fn every_split_of_a_captured_stream_gives_the_same_output() {
     for (name, body) in streams() {
         for asked in ASKED {
             let whole = run(stream(flavour(&name), asked, "glm-flash"), [&body[..]]);
-            for at in 0..=body.len() {
+            // Every place once; the other two ways of asking change the output only, not what waits.
+            let step = if asked == UsageAsked::No { 1 } else { 13 };
+            for at in (0..=body.len()).step_by(step) {
                 let split = run(stream(flavour(&name), asked, "glm-flash"), [&body[..at], &body[at..]]);
                 assert_eq!(split, whole, "{name} split at {at}");
             }
