@@ -11,11 +11,11 @@ use hyper::body::Incoming;
 use tidegate_core::{Case, Fault};
 
 /// Longest request target in bytes.
-pub const URI_BYTES_MAX: usize = 8 * 1024;
+pub(crate) const URI_BYTES_MAX: usize = 8 * 1024;
 /// Bytes of all header names and values together.
-pub const HEADER_BYTES_MAX: usize = 32 * 1024;
+pub(crate) const HEADER_BYTES_MAX: usize = 32 * 1024;
 /// Longest request id taken from a caller.
-pub const REQUEST_ID_MAX: usize = 64;
+pub(crate) const REQUEST_ID_MAX: usize = 64;
 
 /// A request whose head has one reading; its body has not been read.
 #[derive(Debug)]
@@ -161,7 +161,9 @@ mod tests {
     #[test]
     fn framing_with_two_readings_is_refused() {
         let with = |name: &'static str, values: &[&'static str]| {
-            head(|request| values.iter().fold(request.header("host", "a"), |request, value| request.header(name, *value)))
+            head(|request| {
+                values.iter().fold(request.header("host", "a"), |request, value| request.header(name, *value))
+            })
         };
         assert!(!refused(&with("transfer-encoding", &["chunked"])));
         assert!(refused(&with("transfer-encoding", &["identity, chunked"])));

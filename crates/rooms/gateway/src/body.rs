@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-use crate::relay::Streamed;
+use crate::streamed::Streamed;
 
 /// What leaves towards the caller: all at once, or as the engine makes it.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use tidegate_core::Monotonic;
 use tokio::time::Instant;
 
 /// How late a deadline may fire.
-pub(crate) const TICK: Duration = Duration::from_millis(50);
+pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 /// The monotonic clock of the process: the same for all cores, so that limits compare like with like.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,8 @@ impl Deadlines {
     /// Wakes everybody whose deadline has passed.
     pub(crate) fn tick(&self, now: Monotonic) {
         for (_, slot) in self.slots.borrow().iter() {
-            if slot.at.get() <= now && !slot.fired.replace(true)
+            if slot.at.get() <= now
+                && !slot.fired.replace(true)
                 && let Some(waker) = slot.waker.borrow_mut().take()
             {
                 waker.wake();

@@ -109,9 +109,8 @@ const TTFT_BOUNDS: [f64; 20] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
 ];
 /// Bounds of `llm_itl_seconds`: those of OpenTelemetry, finer below 10 ms where fast decoding would hide.
-const ITL_BOUNDS: [f64; 18] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
-];
+const ITL_BOUNDS: [f64; 18] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0];
 const DURATION_BOUNDS: [f64; 14] =
     [0.001, 0.005, 0.02, 0.05, 0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3_600.0];
 
@@ -161,7 +160,11 @@ impl Metrics {
 
     fn register_models(&self, registry: &mut Registry) {
         registry.register("llm_requests", "Requests answered by a model", self.requests.clone());
-        registry.register("llm_ttft_seconds", "Time from acceptance to the first byte of the answer", self.ttft.clone());
+        registry.register(
+            "llm_ttft_seconds",
+            "Time from acceptance to the first byte of the answer",
+            self.ttft.clone(),
+        );
         registry.register("llm_itl_seconds", "Time between two reads of a stream", self.itl.clone());
         registry.register("llm_input_tokens", "Prompt tokens charged", self.input_tokens.clone());
         registry.register("llm_output_tokens", "Output tokens charged", self.output_tokens.clone());

@@ -138,7 +138,7 @@ async fn starts_with_h2_preface(stream: &TcpStream) -> Option<bool> {
     }
 }
 
-async fn speak<I>(core: Rc<Core>, io: I, peer: Peer, h2: bool, drain: watch::Receiver<bool>)
+pub(crate) async fn speak<I>(core: Rc<Core>, io: I, peer: Peer, h2: bool, drain: watch::Receiver<bool>)
 where
     I: Read + Write + Unpin + 'static,
 {

@@ -1,0 +1,81 @@
+//! One replica as everybody who deals with it sees it: picked by the gate, proven and watched by the controller.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tidegate_routing::Replica;
+use tokio::time::Instant;
+
+use crate::client::{Endpoint, Pool, PoolSettings};
+use crate::scrape::{Sample, Signals};
+
+/// A replica: who it is, how it is asked, what it last said of itself.
+#[derive(Debug)]
+pub struct Backend {
+    replica: Arc<Replica>,
+    /// One pool per core, then one for probes and scrapes.
+    pools: Box<[Arc<Pool>]>,
+    context_tokens: AtomicU64,
+    sample: Mutex<Option<Sample>>,
+}
+
+impl Backend {
+    /// A replica that is not proven yet, with connections for so many cores.
+    #[must_use]
+    pub fn new(replica: Replica, endpoint: &Endpoint, settings: PoolSettings, cores: usize) -> Self {
+        let pools = (0..=cores).map(|_| Pool::new(endpoint.clone(), settings)).collect();
+        Self { replica: Arc::new(replica), pools, context_tokens: AtomicU64::new(0), sample: Mutex::new(None) }
+    }
+
+    /// Its state, bookings and breaker.
+    #[must_use]
+    pub const fn replica(&self) -> &Arc<Replica> {
+        &self.replica
+    }
+
+    /// The connections of one core.
+    #[must_use]
+    pub fn pool(&self, core: usize) -> &Arc<Pool> {
+        &self.pools[core.min(self.pools.len() - 1)]
+    }
+
+    /// The connections of probes and scrapes.
+    #[must_use]
+    pub fn watch_pool(&self) -> &Arc<Pool> {
+        &self.pools[self.pools.len() - 1]
+    }
+
+    /// Closes all idle connections, as before the engine is stopped.
+    pub fn close_idle(&self) {
+        self.pools.iter().for_each(|pool| pool.clear());
+    }
+
+    /// Context window that the engine reported, in tokens.
+    #[must_use]
+    pub fn context_tokens(&self) -> Option<u64> {
+        Some(self.context_tokens.load(Ordering::Relaxed)).filter(|&tokens| tokens > 0)
+    }
+
+    /// Takes note of the context window that the engine reports.
+    pub fn set_context_tokens(&self, tokens: Option<u64>) {
+        self.context_tokens.store(tokens.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// What a scrape said; `None` when the engine is gone.
+    pub fn set_sample(&self, sample: Option<Sample>) {
+        *self.sample.lock() = sample;
+    }
+
+    /// The last sample, however old.
+    #[must_use]
+    pub fn sample(&self) -> Option<Sample> {
+        *self.sample.lock()
+    }
+
+    /// Signals fresh enough to be acted on.
+    #[must_use]
+    pub fn signals(&self, now: Instant) -> Option<Signals> {
+        self.sample().and_then(|sample| sample.fresh(now))
+    }
+}

@@ -1,0 +1,341 @@
+//! Last room: exactly one ledger entry for each accepted request, refused ones included.
+//!
+//! A [`Tail`] exists from authentication on and collects what becomes known. It ends in one of its `…ed` methods; if
+//! it is dropped before that, the caller has left (hyper drops the future or the body), and the drop only says so: the
+//! accounting itself is [`settle`], one function for all endings.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::{
+    AliasName, Caller, Case, Entry, Fault, FaultKind, Monotonic, Outcome, ReplicaId, RequestId, Unix, UsageSource,
+};
+use tidegate_engine::dialect::AbortBound;
+use tidegate_policy::estimate::Cost;
+use tidegate_policy::limiter::{Admitted, RateView};
+use tidegate_routing::Lease;
+use tidegate_routing::breaker::Report;
+use tidegate_wire::sse::Usage;
+
+use crate::catalogue::DeploymentView;
+use crate::core::Core;
+use tidegate_engine::backend::Backend;
+
+/// What was taken for a request: limits, and what was reserved.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) admitted: Admitted,
+    pub(crate) cost: Cost,
+}
+
+/// The attempt that is running upstream.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) lease: Lease,
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) abort: AbortBound,
+}
+
+/// The accounting of one accepted request.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    pub(crate) core: Rc<Core>,
+    pub(crate) id: RequestId,
+    pub(crate) request_id: Box<str>,
+    pub(crate) caller: Caller,
+    pub(crate) at: Unix,
+    pub(crate) started: Monotonic,
+    pub(crate) endpoint: &'static str,
+    pub(crate) alias: Option<AliasName>,
+    pub(crate) served_alias: Option<AliasName>,
+    pub(crate) deployment: Option<Arc<DeploymentView>>,
+    pub(crate) replica: Option<ReplicaId>,
+    pub(crate) engine_id: Option<Box<str>>,
+    pub(crate) streamed: bool,
+    pub(crate) attempts: u32,
+    pub(crate) taken: Option<Taken>,
+    pub(crate) running: Option<Running>,
+    pub(crate) rates: Option<RateView>,
+    /// The engine's latest report.
+    pub(crate) usage: Option<Usage>,
+    /// Events with content that the engine delivered to us.
+    pub(crate) delivered: u64,
+    pub(crate) called: Option<Monotonic>,
+    pub(crate) first_byte: Option<Monotonic>,
+    pub(crate) last_byte: Option<Monotonic>,
+    /// Status answered or about to be.
+    pub(crate) status: u16,
+    is_settled: bool,
+}
+
+/// How a request ended.
+#[derive(Debug)]
+enum End<'a> {
+    /// Answered in full.
+    Answered,
+    /// Refused, or failed before the first byte: nothing was delivered.
+    Refused(&'a Fault),
+    /// Failed after the first byte.
+    Interrupted(&'a Fault),
+    /// The caller left.
+    Cancelled,
+}
+
+impl Tail {
+    /// Opens the accounting of an accepted request.
+    pub(crate) fn open(core: &Rc<Core>, at: Unix, caller: Caller, request_id: &str) -> Self {
+        core.shared.metrics.accepted.inc();
+        core.shared.metrics.in_flight.inc();
+        Self {
+            id: core.new_id(at),
+            request_id: request_id.into(),
+            caller,
+            at,
+            started: core.now(),
+            core: Rc::clone(core),
+            endpoint: "other",
+            alias: None,
+            served_alias: None,
+            deployment: None,
+            replica: None,
+            engine_id: None,
+            streamed: false,
+            attempts: 0,
+            taken: None,
+            running: None,
+            rates: None,
+            usage: None,
+            delivered: 0,
+            called: None,
+            first_byte: None,
+            last_byte: None,
+            status: 0,
+            is_settled: false,
+        }
+    }
+
+    /// The answer was given in full.
+    pub(crate) fn answered(&mut self, status: u16) {
+        self.status = status;
+        settle(self, &End::Answered);
+    }
+
+    /// The request was refused or failed before anything was delivered.
+    pub(crate) fn refused(mut self, fault: &Fault) {
+        self.status = fault.status;
+        settle(&mut self, &End::Refused(fault));
+    }
+
+    /// The answer broke off.
+    pub(crate) fn interrupted(&mut self, fault: &Fault) {
+        settle(self, &End::Interrupted(fault));
+    }
+
+    /// A read of the answer's body arrived at `now`.
+    pub(crate) fn note_byte(&mut self, now: Monotonic) {
+        if let (Some(last), Some(deployment)) = (self.last_byte, &self.deployment) {
+            deployment.metrics.itl.observe(now.since(last).as_secs_f64());
+        } else if self.first_byte.is_none() {
+            self.first_byte = Some(now);
+            if let Some(deployment) = &self.deployment {
+                deployment.metrics.ttft.observe(now.since(self.started).as_secs_f64());
+            }
+        }
+        self.last_byte = Some(now);
+    }
+
+    /// Ends the running attempt before the first byte: the replica is told apart from the caller by `report`.
+    pub(crate) fn end_attempt(&mut self, report: Report) {
+        if let Some(running) = self.running.take() {
+            running.lease.release(report, self.core.now());
+        }
+    }
+}
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            settle(self, &End::Cancelled);
+        }
+        self.core.shared.metrics.in_flight.dec();
+    }
+}
+
+/// Charges the request, frees what it held, and writes its entry.
+fn settle(tail: &mut Tail, end: &End<'_>) {
+    if std::mem::replace(&mut tail.is_settled, true) {
+        return;
+    }
+    let now = tail.core.now();
+    let charge = charge(tail, end);
+    let entry = entry(tail, end, &charge, now);
+    free(tail, end, &charge, now);
+    count(tail, end, &entry, now);
+    log(tail, end, &entry);
+    tail.core.finish(&entry);
+}
+
+/// What a request is charged, and where the figure comes from.
+#[derive(Clone, Copy, Debug)]
+struct Charge {
+    prompt: u64,
+    cached: u64,
+    output: u64,
+    source: UsageSource,
+}
+
+const NOTHING: Charge = Charge { prompt: 0, cached: 0, output: 0, source: UsageSource::None };
+
+fn charge(tail: &Tail, end: &End<'_>) -> Charge {
+    let Some(taken) = &tail.taken else { return NOTHING };
+    let reserved = taken.cost;
+    if let End::Refused(_) = end {
+        return NOTHING;
+    }
+    if tail.called.is_none() {
+        return NOTHING;
+    }
+    match (end, tail.usage) {
+        (End::Refused(_), _) => NOTHING,
+        (_, Some(usage)) => Charge {
+            prompt: usage.prompt,
+            cached: usage.cached.min(usage.prompt),
+            // A report that lags behind what was delivered is raised to it, by the engine's own events.
+            output: usage.output,
+            source: UsageSource::Engine,
+        },
+        // Nobody knows how far an unstreamed answer got before the engine noticed: the estimate stays.
+        (End::Cancelled, None) if !tail.streamed => estimated(reserved.prompt_tokens, reserved.output_tokens),
+        (End::Answered | End::Interrupted(_) | End::Cancelled, None) => {
+            estimated(reserved.prompt_tokens, tail.delivered)
+        }
+    }
+}
+
+const fn estimated(prompt: u64, output: u64) -> Charge {
+    Charge { prompt, cached: 0, output, source: UsageSource::Estimated }
+}
+
+/// Gives back what the request held. A slot whose engine may still be generating stays taken until it has let go.
+fn free(tail: &mut Tail, end: &End<'_>, charge: &Charge, now: Monotonic) {
+    let core = Rc::clone(&tail.core);
+    let Some(taken) = tail.taken.take() else {
+        tail.end_attempt(Report::Unknown);
+        return;
+    };
+    let used = charge.prompt.saturating_add(charge.output);
+    core.shared.counters.settle_now(&taken.admitted, used);
+    let Some(running) = tail.running.take() else {
+        core.shared.counters.release_now(&taken.admitted);
+        return;
+    };
+    match end {
+        End::Answered | End::Refused(_) => {
+            running.lease.release(Report::Good, now);
+            core.shared.counters.release_now(&taken.admitted);
+        }
+        End::Interrupted(_) | End::Cancelled => {
+            let report = if matches!(end, End::Cancelled) { Report::Unknown } else { Report::Bad };
+            running.lease.report(report, now);
+            core.holds.hold(taken.admitted, running.lease, running.backend, running.abort, now);
+        }
+    }
+}
+
+fn entry(tail: &mut Tail, end: &End<'_>, charge: &Charge, now: Monotonic) -> Entry {
+    let (outcome, fault) = match end {
+        End::Answered => (Outcome::Ok, None),
+        End::Refused(fault) | End::Interrupted(fault) => (Outcome::Failed, Some((*fault).clone())),
+        End::Cancelled => (Outcome::Cancelled, None),
+    };
+    let kind = match (&fault, outcome) {
+        (Some(fault), _) => Some(fault.kind()),
+        (None, Outcome::Cancelled) => Some(FaultKind::ClientGone),
+        (None, _) => None,
+    };
+    let reserved = tail.taken.as_ref().map_or(0, |taken| taken.cost.tokens());
+    Entry {
+        id: tail.id,
+        request_id: tail.request_id.clone(),
+        at: tail.at,
+        issuer: tail.caller.issuer.as_str().into(),
+        caller: tail.caller.subject.clone(),
+        team: tail.caller.team.clone(),
+        key: tail.caller.key.clone(),
+        endpoint: tail.endpoint.into(),
+        alias: tail.alias.clone(),
+        served_alias: tail.served_alias.take().filter(|served| Some(served) != tail.alias.as_ref()),
+        model: tail.deployment.as_ref().map(|deployment| deployment.model.clone()),
+        deployment: tail.deployment.as_ref().map(|deployment| deployment.name.clone()),
+        replica: tail.replica.take(),
+        engine_id: tail.engine_id.take(),
+        outcome,
+        fault: kind,
+        code: fault.and_then(|fault| fault.case.row().code).map(Box::from),
+        status: if tail.status == 0 { Case::ClientGone.row().status } else { tail.status },
+        streamed: tail.streamed,
+        attempts: tail.attempts,
+        source: charge.source,
+        prompt_tokens: charge.prompt,
+        cached_tokens: charge.cached,
+        output_tokens: charge.output,
+        reserved_tokens: reserved,
+        queue_us: tail.called.map_or(0, |called| micros(called.since(tail.started))),
+        ttft_us: tail.first_byte.map(|first| micros(first.since(tail.started))),
+        total_us: micros(now.since(tail.started)),
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}
+
+fn count(tail: &Tail, end: &End<'_>, entry: &Entry, now: Monotonic) {
+    let metrics = &tail.core.shared.metrics;
+    if let Some(kind) = entry.fault {
+        metrics.fault(kind);
+    }
+    if matches!(end, End::Cancelled) {
+        metrics.disconnects.inc();
+    }
+    if entry.source == UsageSource::Estimated {
+        metrics.estimated.inc();
+    }
+    if entry.tokens() > entry.reserved_tokens {
+        metrics.over_estimate.inc();
+    }
+    let lasted = now.since(tail.started).as_secs_f64();
+    metrics.duration.observe(lasted);
+    if tail.streamed {
+        metrics.stream.observe(lasted);
+    }
+    if let Some(called) = tail.called {
+        metrics.queue.observe(called.since(tail.started).as_secs_f64());
+        metrics.charged_tokens.inc_by(entry.tokens());
+    }
+    if let (Some(deployment), Some(_)) = (&tail.deployment, tail.called) {
+        deployment.metrics.requests.inc();
+        deployment.metrics.input_tokens.inc_by(entry.prompt_tokens);
+        deployment.metrics.output_tokens.inc_by(entry.output_tokens);
+    }
+}
+
+/// One line for each request that went wrong, at a level that says whose fault it was; none for good ones, which are
+/// in the ledger.
+fn log(tail: &Tail, end: &End<'_>, entry: &Entry) {
+    let (End::Refused(fault) | End::Interrupted(fault)) = end else { return };
+    let internal = fault.internal.as_deref().unwrap_or("");
+    let replica = entry.replica.as_ref().map_or("", |replica| replica.as_str());
+    let kind = fault.kind().as_str();
+    match fault.kind().origin() {
+        tidegate_core::Origin::Caller | tidegate_core::Origin::Policy => tracing::debug!(
+            id = %tail.id, request_id = %tail.request_id, team = %entry.team, kind, status = entry.status, internal,
+            "refused"
+        ),
+        tidegate_core::Origin::Replica | tidegate_core::Origin::Platform => tracing::warn!(
+            id = %tail.id, request_id = %tail.request_id, team = %entry.team, kind, status = entry.status, replica,
+            attempts = entry.attempts, internal, "failed"
+        ),
+    }
+}

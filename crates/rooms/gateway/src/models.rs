@@ -1,0 +1,70 @@
+//! `/v1/models` and `/v1/models/{id}`: answered from the catalogue and the caller's grants, never by asking replicas.
+
+use http::{HeaderValue, Response, header};
+use serde::Serialize;
+
+use crate::authorise::Listing;
+use crate::body::Body;
+use crate::catalogue::{AliasView, Catalogue};
+
+#[derive(Debug, Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    owned_by: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tidegate: Option<Availability>,
+}
+
+/// Said of one model that was asked for by name.
+#[derive(Debug, Serialize)]
+struct Availability {
+    available: bool,
+    /// When it is back, if a Schedule says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
+}
+
+/// Answers a listing.
+pub(crate) fn answer(listing: &Listing) -> Response<Body> {
+    let catalogue = &listing.catalogue;
+    let text = match listing.aliases.as_slice() {
+        [alias] if listing.is_single => {
+            serde_json::to_vec(&Model { tidegate: Some(availability(catalogue, alias)), ..model(catalogue, alias) })
+        }
+        aliases => {
+            let data = aliases.iter().map(|alias| model(catalogue, alias)).collect();
+            serde_json::to_vec(&List { object: "list", data })
+        }
+    };
+    // Strings and numbers always serialise.
+    let mut response = Response::new(Body::full(text.unwrap_or_default()));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn model<'a>(catalogue: &Catalogue, alias: &'a AliasView) -> Model<'a> {
+    Model {
+        id: alias.name.as_str(),
+        object: "model",
+        created: catalogue.created,
+        owned_by: "tidegate",
+        max_model_len: alias.context(),
+        tidegate: None,
+    }
+}
+
+fn availability(catalogue: &Catalogue, alias: &AliasView) -> Availability {
+    let available = !alias.is_absent() || alias.substitute.is_some();
+    let from = if available { None } else { catalogue.back_in(&alias.name, jiff::Timestamp::now()) };
+    Availability { available, from: from.map(|(_, start)| start.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()) }
+}

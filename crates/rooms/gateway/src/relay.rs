@@ -1,0 +1,232 @@
+//! Seventh room: bytes to the engine and back.
+//!
+//! An attempt ends in one of three ways: answered, failed so that another replica may be tried, failed for good. The
+//! first complete event of a stream travels with the response head: whatever fails before it can still be retried, or
+//! answered with a status that says what happened.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use tidegate_core::{Fault, Monotonic, Origin};
+use tidegate_engine::attempt::{self, AttemptEnd};
+use tidegate_engine::client::{ClientError, Head, Method, Response as Upstream, ResponseBody};
+use tidegate_routing::breaker::Report;
+use tidegate_wire::sse::Usage;
+use tidegate_wire::{Endpoint, answer, messages};
+
+use crate::account::{Running, Tail};
+use crate::admit::Ticket;
+use crate::body::Body;
+use crate::catalogue::DeploymentView;
+use crate::collect::{ANSWER_BYTES_MAX, ERROR_BYTES_MAX, collect};
+use crate::deadline::{Deadline, Elapsed};
+use crate::outgoing::{Outgoing, Payload, Shape, outgoing};
+use crate::pick::Picked;
+use crate::route::Route;
+use crate::streamed::Streamed;
+use tidegate_engine::backend::Backend;
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    /// With an answer, or the beginning of one.
+    Answered(Response<Body>),
+    /// For good.
+    Final(Fault),
+    /// Another replica may do better.
+    Retry(Fault),
+}
+
+/// Why an attempt has no answer, and what the breaker hears of it.
+struct Failed {
+    end: AttemptEnd,
+    report: Report,
+}
+
+impl From<AttemptEnd> for Failed {
+    fn from(end: AttemptEnd) -> Self {
+        let report = match &end {
+            _ if end.trips_breaker() => Report::Bad,
+            // It answered: with a refusal of this request.
+            AttemptEnd::Final(fault) if fault.kind().origin() == Origin::Caller => Report::Good,
+            AttemptEnd::Final(_) | AttemptEnd::Retryable { .. } => Report::Unknown,
+        };
+        Self { end, report }
+    }
+}
+
+/// One attempt while it runs.
+struct Exchange {
+    deployment: Arc<DeploymentView>,
+    backend: Arc<Backend>,
+    shape: Shape,
+    deadline: Deadline,
+    whole: Monotonic,
+    gap: Duration,
+}
+
+/// Sends the request to the picked replica.
+pub(crate) async fn relay(ticket: &mut Ticket, picked: Picked, route: &Route, tail: &mut Tail) -> Attempt {
+    let outgoing = match outgoing(ticket, &picked.deployment, tail) {
+        Ok(outgoing) => outgoing,
+        Err(fault) => return Attempt::Final(fault),
+    };
+    let exchange = begin(picked, route, outgoing.shape.clone(), tail);
+    match exchange.run(outgoing, tail).await {
+        Ok(response) => Attempt::Answered(response),
+        Err(Failed { end, report }) => {
+            tail.end_attempt(report);
+            match end {
+                AttemptEnd::Retryable { fault, .. } => {
+                    tail.core.shared.metrics.retries.inc();
+                    Attempt::Retry(fault)
+                }
+                AttemptEnd::Final(fault) => Attempt::Final(fault),
+            }
+        }
+    }
+}
+
+/// From here on the replica is asked: the tail knows whom, since when, and what it holds.
+fn begin(picked: Picked, route: &Route, shape: Shape, tail: &mut Tail) -> Exchange {
+    let Picked { deployment, backend, lease } = picked;
+    let now = tail.core.now();
+    tail.called.get_or_insert(now);
+    tail.attempts += 1;
+    tail.deployment = Some(Arc::clone(&deployment));
+    tail.replica = Some(backend.replica().id().clone());
+    let abort = deployment.dialect.abort_bound(tail.streamed);
+    tail.running = Some(Running { lease, backend: Arc::clone(&backend), abort });
+    let timeouts = route.alias().timeouts;
+    let whole = now.after(if tail.streamed { timeouts.whole_streamed } else { timeouts.whole });
+    let until = if tail.streamed { now.after(timeouts.first_byte).min(whole) } else { whole };
+    Exchange { deployment, backend, shape, deadline: tail.core.deadlines.at(until), whole, gap: timeouts.gap }
+}
+
+impl Exchange {
+    async fn run(self, outgoing: Outgoing, tail: &mut Tail) -> Result<Response<Body>, Failed> {
+        let response = self.send(outgoing, tail).await?;
+        let status = response.head.status;
+        if !(200..300).contains(&status) {
+            return Err(self.refused(response).await.into());
+        }
+        if response.head.is_event_stream() {
+            self.stream(response.body, tail).await
+        } else {
+            self.whole(response, tail).await
+        }
+    }
+
+    async fn send(&self, outgoing: Outgoing, tail: &Tail) -> Result<Upstream, Failed> {
+        let pool = self.backend.pool(tail.core.index);
+        let attempt = attempt_id(tail);
+        let head = Head {
+            method: Method::Post,
+            path: outgoing.path,
+            content_type: Some(&outgoing.content_type),
+            request_id: Some(&attempt),
+            headers: &[],
+        };
+        let (sent, can_repeat) = match outgoing.payload {
+            Payload::Json(body) => (self.deadline.bound(pool.send(head, body)).await, true),
+            Payload::Upload { body, length } => {
+                (self.deadline.bound(pool.send_stream(head, length, body)).await, false)
+            }
+        };
+        match sent {
+            Err(Elapsed) => Err(self.timed_out(tail).into()),
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(broken(&error, can_repeat)),
+        }
+    }
+
+    /// Not repeated: the caller has waited for as long as one may wait.
+    fn timed_out(&self, tail: &Tail) -> AttemptEnd {
+        let end = if tail.streamed { attempt::first_byte_timeout() } else { attempt::whole_timeout() };
+        AttemptEnd::Final(end.into_fault())
+    }
+
+    /// The engine's own refusal: mapped to ours, its text goes to the log.
+    async fn refused(&self, response: Upstream) -> AttemptEnd {
+        let status = response.head.status;
+        let body = match self.deadline.bound(collect(response.body, ERROR_BYTES_MAX)).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(_)) | Err(Elapsed) => Bytes::new(),
+        };
+        attempt::refused(self.deployment.dialect, status, &body)
+    }
+
+    /// An answer that is sent at once: read in full, since only then is it known to be one.
+    async fn whole(&self, response: Upstream, tail: &mut Tail) -> Result<Response<Body>, Failed> {
+        let content_type = response.head.content_type.clone();
+        let status = response.head.status;
+        let body = match self.deadline.bound(collect(response.body, ANSWER_BYTES_MAX)).await {
+            Err(Elapsed) => return Err(self.timed_out(tail).into()),
+            Ok(Err(error)) => return Err(broken(&error, true)),
+            Ok(Ok(body)) => body,
+        };
+        tail.note_byte(tail.core.now());
+        let body = self.read_whole(body, content_type.as_ref(), tail)?;
+        let mut answer = Response::new(Body::full(body));
+        *answer.status_mut() = http::StatusCode::from_u16(status).unwrap_or(http::StatusCode::OK);
+        let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
+        answer.headers_mut().insert(header::CONTENT_TYPE, content_type);
+        Ok(answer)
+    }
+
+    fn read_whole(&self, body: Bytes, content_type: Option<&HeaderValue>, tail: &mut Tail) -> Result<Bytes, Failed> {
+        let is_json = content_type.is_none_or(|value| value.as_bytes().starts_with(b"application/json"));
+        if !is_json {
+            return Ok(body);
+        }
+        let read = match &self.shape {
+            Shape::Native { endpoint, alias, .. } => answer::rewrite(*endpoint, body, alias),
+            Shape::Translated { told } => messages::answer_from_chat(&body, told),
+        };
+        tail.engine_id = read.engine_id;
+        if read.aborted {
+            return Err(attempt::aborted().into());
+        }
+        if read.malformed {
+            return Err(attempt::malformed_answer().into());
+        }
+        // What counting reports is its answer, not its cost.
+        let is_count = tail.endpoint == Endpoint::CountTokens.path();
+        tail.usage = if is_count { Some(Usage::default()) } else { read.usage };
+        Ok(read.body)
+    }
+
+    /// The beginning of a stream, up to its first complete event.
+    async fn stream(self, upstream: ResponseBody, tail: &mut Tail) -> Result<Response<Body>, Failed> {
+        let mut streamed =
+            Streamed::new(upstream, &self.shape, self.deployment.dialect, self.deadline, (self.gap, self.whole));
+        streamed.first_event(tail).await?;
+        tail.streamed = true;
+        let mut answer = Response::new(Body::Streamed(Box::new(streamed)));
+        let headers = answer.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        // Proxies of the nginx family buffer streams unless told not to.
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        Ok(answer)
+    }
+}
+
+/// Ours, and unique for each attempt: engines key their requests by it.
+fn attempt_id(tail: &Tail) -> String {
+    format!("{}-{}", tail.id, tail.attempts)
+}
+
+fn broken(error: &ClientError, can_repeat: bool) -> Failed {
+    let end = match attempt::broken(error) {
+        AttemptEnd::Retryable { fault, .. } if !can_repeat => AttemptEnd::Final(fault),
+        end => end,
+    };
+    match error {
+        // Out at once: whatever else it is, it does not listen.
+        ClientError::Connect(_) | ClientError::ConnectTimeout(_) => Failed { end, report: Report::Refused },
+        _ => end.into(),
+    }
+}

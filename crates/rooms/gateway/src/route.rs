@@ -1,0 +1,141 @@
+//! Fifth room: alias to deployment, by weight; then along the alias's fallback chain.
+//!
+//! One attempt budget covers everything: replicas of one deployment, other deployments of the alias, fallbacks.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::{AliasName, Case, DeploymentName, Fault};
+use tidegate_routing::target::choose;
+
+use crate::account::Tail;
+use crate::admit::{self, Ticket};
+use crate::authorise;
+use crate::catalogue::{AliasView, DeploymentView};
+
+/// What `Retry-After` says when no replica serves and nobody knows when one will.
+const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
+
+/// Where the request goes.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) deployment: Arc<DeploymentView>,
+}
+
+/// What was tried so far.
+#[derive(Debug)]
+pub(crate) struct Route {
+    alias: Arc<AliasView>,
+    fallbacks: VecDeque<AliasName>,
+    tried: Vec<(DeploymentName, Vec<usize>)>,
+    exhausted: Vec<DeploymentName>,
+    attempts_left: u32,
+    fault: Option<Fault>,
+}
+
+impl Route {
+    /// The route of a ticket.
+    pub(crate) fn new(ticket: &Ticket) -> Self {
+        let alias = Arc::clone(&ticket.grant.alias);
+        Self {
+            fallbacks: alias.fallback.iter().cloned().collect(),
+            attempts_left: alias.timeouts.attempts.max(1),
+            alias,
+            tried: Vec::new(),
+            exhausted: Vec::new(),
+            fault: None,
+        }
+    }
+
+    /// The alias that serves now.
+    pub(crate) fn alias(&self) -> &Arc<AliasView> {
+        &self.alias
+    }
+
+    /// Replicas of a deployment that were tried.
+    pub(crate) fn tried(&self, deployment: &DeploymentName) -> &[usize] {
+        self.tried.iter().find(|(name, _)| name == deployment).map_or(&[], |(_, tried)| tried)
+    }
+
+    /// Takes note of a replica that is tried now.
+    pub(crate) fn try_replica(&mut self, deployment: &DeploymentName, index: usize) {
+        match self.tried.iter_mut().find(|(name, _)| name == deployment) {
+            Some((_, tried)) => tried.push(index),
+            None => self.tried.push((deployment.clone(), vec![index])),
+        }
+    }
+
+    /// No replica of this deployment is left.
+    pub(crate) fn exhausted(&mut self, deployment: &DeploymentName) {
+        self.exhausted.push(deployment.clone());
+    }
+
+    /// An attempt failed; the last failure that says more than "none left" is what the caller hears.
+    pub(crate) fn failed(&mut self, fault: Fault) {
+        if self.fault.is_none() || fault.case != Case::ModelUnavailable {
+            self.fault = Some(fault);
+        }
+    }
+
+    /// One attempt is made now.
+    pub(crate) const fn spend(&mut self) {
+        self.attempts_left = self.attempts_left.saturating_sub(1);
+    }
+
+    fn verdict(&mut self) -> Fault {
+        let fault = self.fault.take().unwrap_or_else(|| Fault::new(Case::ModelUnavailable).param("model"));
+        if fault.case == Case::ModelUnavailable && fault.retry_after.is_none() {
+            return fault.retry_after(UNAVAILABLE_RETRY);
+        }
+        fault
+    }
+}
+
+/// Chooses the next deployment.
+///
+/// # Errors
+/// What the last attempt said, when nothing is left to try.
+pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tail) -> Result<Target, Fault> {
+    if route.attempts_left == 0 {
+        return Err(route.verdict());
+    }
+    loop {
+        if let Some(deployment) = choose_target(route, tail) {
+            return Ok(Target { deployment });
+        }
+        fall_back(ticket, route, tail).await?;
+    }
+}
+
+/// A deployment of the alias that still has a replica to try, by weight.
+fn choose_target(route: &Route, tail: &Tail) -> Option<Arc<DeploymentView>> {
+    let weights = route.alias.targets.iter().map(|target| {
+        let is_out = route.exhausted.contains(&target.deployment.name);
+        if is_out { 0 } else { target.weight }
+    });
+    choose(weights, tail.core.random()).map(|index| Arc::clone(&route.alias.targets[index].deployment))
+}
+
+/// Goes to the next alias of the chain that the caller may use, that is present, and whose limits have room.
+async fn fall_back(ticket: &mut Ticket, route: &mut Route, tail: &mut Tail) -> Result<(), Fault> {
+    while let Some(name) = route.fallbacks.pop_front() {
+        let catalogue = Arc::clone(&ticket.grant.catalogue);
+        let Some(alias) = catalogue.aliases.get(&name).filter(|alias| !alias.is_absent()) else { continue };
+        let Ok(standing) = authorise::standing(&tail.core, &catalogue, &ticket.grant.key, alias) else { continue };
+        if !authorise::serves(alias, ticket.grant.endpoint) {
+            continue;
+        }
+        if let Err(fault) = admit::transfer(ticket, alias, &standing, tail).await {
+            route.failed(fault);
+            continue;
+        }
+        tail.core.shared.metrics.retries.inc();
+        tail.served_alias = Some(alias.name.clone());
+        ticket.grant.standing = Rc::clone(&standing);
+        route.alias = Arc::clone(alias);
+        return Ok(());
+    }
+    Err(route.verdict())
+}

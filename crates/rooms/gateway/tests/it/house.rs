@@ -1,0 +1,305 @@
+//! A small house to test in: documents, keys, engines, one core of the gate.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tempfile::TempDir;
+use tidegate_config::Source;
+use tidegate_core::{CallerName, Entry, Limits, TeamName, Unix};
+use tidegate_engine::backend::Backend;
+use tidegate_engine::client::{Endpoint, PoolSettings};
+use tidegate_gateway::catalogue::{Catalogue, Parts};
+use tidegate_gateway::local::LocalGate;
+use tidegate_gateway::metrics::Metrics;
+use tidegate_gateway::{Clock, Observer, Shared};
+use tidegate_identity::{ApiKey, KeyKind, KeyRecord, Keyring, LastUsed, PeerThrottle, Pepper, SharedKeyring};
+use tidegate_policy::limiter::MemoryCounters;
+use tidegate_routing::{Replica, ReplicaState};
+use tidegate_store::{JournalOptions, Journals};
+use tidegate_testkit::fake::{FakeEngine, Script};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+
+/// Documents with one alias `chat` on one vLLM deployment of as many replicas as there are engines.
+pub(crate) const SITE: &str = "
+apiVersion: tidegate.dev/v1alpha1
+kind: Site
+metadata: {name: test}
+spec: {timeZone: Asia/Seoul}
+---
+kind: Model
+metadata: {name: tiny}
+spec: {engine: vllm, precision: bf16}
+---
+kind: Deployment
+metadata: {name: tiny-v1}
+spec:
+  model: tiny
+  endpoints: [{url: 'http://engine-0:1'}, {url: 'http://engine-1:1'}]
+  servedName: tiny-served
+  limits: {contextTokens: 8192, maxOutputTokens: 256}
+---
+kind: Alias
+metadata: {name: chat}
+spec: {targets: [{deployment: tiny-v1, weight: 100}]}
+---
+kind: Team
+metadata: {name: red}
+spec:
+  models: [{alias: chat}]
+";
+
+/// A running gate with everything around it.
+pub(crate) struct House {
+    pub(crate) gate: LocalGate,
+    pub(crate) engines: Vec<FakeEngine>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) key: String,
+    pub(crate) backends: Vec<Arc<Backend>>,
+    entries: Arc<Mutex<Vec<Entry>>>,
+    pepper: Arc<Pepper>,
+    records: Vec<Arc<KeyRecord>>,
+    _journals: Journals,
+    _folder: TempDir,
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// Whether the body ended as its framing says.
+    pub(crate) whole: bool,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {:?}", self.body))
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub(crate) fn code(&self) -> String {
+        self.json()["error"]["code"].as_str().unwrap_or("null").to_owned()
+    }
+}
+
+impl House {
+    /// The house of `documents` with one engine per script; every deployment has all of them as its replicas, unless
+    /// its name ends in `-N`: then it has engine N alone.
+    pub(crate) async fn new(documents: &str, scripts: Vec<Script>) -> Self {
+        let mut engines = Vec::new();
+        for script in scripts {
+            engines.push(FakeEngine::start(script).await.unwrap());
+        }
+        let checked = tidegate_config::check(&[Source::new("site.yaml", documents)]);
+        let site = checked.site.unwrap_or_else(|| {
+            panic!("{}", checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect::<String>())
+        });
+        let site = Arc::new(site);
+        let metrics = Arc::new(Metrics::register(&mut prometheus_client::registry::Registry::default()));
+        let all: Vec<_> = engines.iter().enumerate().map(|(index, engine)| backend(engine, index)).collect();
+        let mut backends = BTreeMap::new();
+        for name in site.deployments.keys() {
+            let own = name.as_str().rsplit_once('-').and_then(|(_, index)| index.parse::<usize>().ok());
+            backends.insert(name.clone(), own.map_or_else(|| all.clone(), |index| vec![Arc::clone(&all[index])]));
+        }
+        let catalogue = Catalogue::new(
+            Arc::clone(&site),
+            &Parts {
+                shift: site.default_shift(),
+                generation: 1,
+                created: 0,
+                backends: &backends,
+                tokenizers: &BTreeMap::new(),
+                metrics: &metrics,
+            },
+        );
+        let entries = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&entries);
+        let folder = TempDir::new().unwrap();
+        let pepper = Arc::new(Pepper::new(&[7; 32]).unwrap());
+        let shared = Arc::new(Shared {
+            catalogue: ArcSwap::from_pointee(catalogue),
+            keyring: Arc::new(SharedKeyring::new(Keyring::new(Arc::clone(&pepper), []))),
+            counters: Arc::new(MemoryCounters::new()),
+            metrics,
+            throttle: PeerThrottle::new(),
+            clock: Clock::start(),
+            draining: AtomicBool::new(false),
+            observer: Some(Observer(Box::new(move |entry| seen.lock().unwrap().push(entry.clone())))),
+        });
+        let (journals, _) = Journals::open(Path::new(folder.path()), JournalOptions::default()).unwrap();
+        let gate = LocalGate::new(Arc::clone(&shared), journals.journal(0).unwrap());
+        let mut house = Self {
+            gate,
+            engines,
+            shared,
+            key: String::new(),
+            backends: all,
+            entries,
+            pepper,
+            records: Vec::new(),
+            _journals: journals,
+            _folder: folder,
+        };
+        house.key = house.make_key("red", |_| {});
+        house
+    }
+
+    /// Another key.
+    pub(crate) fn make_key(&mut self, team: &str, change: impl FnOnce(&mut KeyRecord)) -> String {
+        let key = ApiKey::generate(KeyKind::Test).unwrap();
+        let mut record = KeyRecord {
+            id: key.key_id(),
+            mac: Some(self.pepper.mac(&key)),
+            previous: None,
+            sha256: None,
+            team: TeamName::from(team),
+            caller: CallerName::from(key.id()),
+            aliases: None,
+            limits: Limits::default(),
+            admin: false,
+            created: Unix::from_ms(0),
+            expires: None,
+            revoked: None,
+            last4: key.last4().into(),
+            last_used: LastUsed::default(),
+        };
+        change(&mut record);
+        self.records.push(Arc::new(record));
+        self.shared.keyring.replace(Keyring::new(Arc::clone(&self.pepper), self.records.iter().cloned()));
+        key.reveal().to_owned()
+    }
+
+    /// Revokes every key, as the keyring would show it.
+    pub(crate) fn revoke_all(&mut self) {
+        for record in &mut self.records {
+            *record = Arc::new(KeyRecord { revoked: Some(Unix::from_ms(1)), ..(**record).clone() });
+        }
+        self.shared.keyring.replace(Keyring::new(Arc::clone(&self.pepper), self.records.iter().cloned()));
+    }
+
+    /// A new connection.
+    pub(crate) fn connect(&mut self) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(256 * 1024);
+        self.gate.serve(theirs, "192.0.2.1:1000".parse().unwrap(), false);
+        ours
+    }
+
+    /// Sends one request and reads its answer to the end.
+    pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Answer {
+        let pending = self.start(request).await;
+        finish(pending).await
+    }
+
+    /// Sends one request and returns when its head has come.
+    pub(crate) async fn start(&mut self, request: Request<Full<Bytes>>) -> http::Response<hyper::body::Incoming> {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect())).await.unwrap();
+        tokio::task::spawn_local(connection);
+        sender.send_request(request).await.unwrap()
+    }
+
+    /// A request with the house's key.
+    pub(crate) fn request(&self, method: Method, path: &str, body: &str) -> Request<Full<Bytes>> {
+        self.request_with(&self.key, method, path, body)
+    }
+
+    pub(crate) fn request_with(&self, key: &str, method: Method, path: &str, body: &str) -> Request<Full<Bytes>> {
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "gate")
+            .header("authorization", format!("Bearer {key}"))
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
+            .unwrap()
+    }
+
+    /// A POST with the house's key, answered.
+    pub(crate) async fn post(&mut self, path: &str, body: &str) -> Answer {
+        let request = self.request(Method::POST, path, body);
+        self.send(request).await
+    }
+
+    /// A chat that is not streamed.
+    pub(crate) async fn chat(&mut self) -> Answer {
+        self.post("/v1/chat/completions", CHAT).await
+    }
+
+    /// Sends raw bytes on a new connection and reads until the gate closes it or says nothing for a second.
+    pub(crate) async fn raw(&mut self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        stream.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let mut buffer = [0; 4096];
+        loop {
+            match tokio::time::timeout(std::time::Duration::from_secs(1), stream.read(&mut buffer)).await {
+                Ok(Ok(0) | Err(_)) | Err(_) => break,
+                Ok(Ok(len)) => answer.extend_from_slice(&buffer[..len]),
+            }
+        }
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// Ledger entries so far.
+    pub(crate) fn entries(&self) -> Vec<Entry> {
+        self.entries.lock().unwrap().clone()
+    }
+
+    /// The one ledger entry.
+    pub(crate) fn entry(&self) -> Entry {
+        let entries = self.entries();
+        assert_eq!(entries.len(), 1, "{entries:?}");
+        entries.into_iter().next().unwrap()
+    }
+
+    /// Requests that ran a model, over all engines.
+    pub(crate) fn runs(&self) -> usize {
+        self.engines.iter().map(|engine| engine.runs().len()).sum()
+    }
+}
+
+/// Reads an answer to its end.
+pub(crate) async fn finish(response: http::Response<hyper::body::Incoming>) -> Answer {
+    let (parts, mut body) = response.into_parts();
+    let mut all = Vec::new();
+    let mut whole = true;
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => all.extend_from_slice(&frame.into_data().unwrap_or_default()),
+            Err(_) => {
+                whole = false;
+                break;
+            }
+        }
+    }
+    Answer { status: parts.status, headers: parts.headers, body: all.into(), whole }
+}
+
+pub(crate) const CHAT: &str = r#"{"model":"chat","messages":[{"role":"user","content":"hi"}],"max_tokens":16}"#;
+pub(crate) const CHAT_STREAM: &str =
+    r#"{"model":"chat","messages":[{"role":"user","content":"hi"}],"max_tokens":16,"stream":true}"#;
+
+fn backend(engine: &FakeEngine, index: usize) -> Arc<Backend> {
+    let endpoint = Endpoint::custom(engine.connector(), "engine", None).unwrap();
+    let replica = Replica::new(format!("replica/{index}").into());
+    replica.set_state(ReplicaState::Serving);
+    Arc::new(Backend::new(replica, &endpoint, PoolSettings::default(), 1))
+}
+
+/// Runs a test on one thread in paused time.
+pub(crate) fn local<F: Future<Output = ()>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}

@@ -1,0 +1,10 @@
+//! Path tests: the real gate over in-memory sockets, in paused time, with fake engines behind it.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod house;
+
+mod accounting;
+mod attacks;
+mod basics;
+mod faults;
