@@ -5,15 +5,15 @@
 //! microseconds in one statement over the whole batch, and the sums per quarter of an hour, changed in the same
 //! transaction, cost next to nothing.
 
-use std::borrow::Cow;
 use std::collections::hash_map;
 
 use ahash::{AHashMap, AHashSet};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use tidegate_core::{Entry, FaultKind, Outcome, RequestId, Unix, UsageSource};
+use tidegate_core::{Entry, Outcome, RequestId, Unix};
 
+use super::row::{BatchRows, Detail, INSERT};
 use super::usage::{QUARTER_MS, UsageSums};
 use super::{Store, StoreError};
 use crate::failpoint;
@@ -99,67 +99,6 @@ impl Subjects {
         self.known.entry(self.hasher.hash_one(texts)).or_default().push((subject, number));
     }
 }
-
-/// What is shown of an entry but never summed.
-#[derive(Serialize, Deserialize)]
-struct Detail<'a> {
-    #[serde(borrow)]
-    request_id: Cow<'a, str>,
-    #[serde(borrow)]
-    endpoint: Cow<'a, str>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    deployment: Option<Cow<'a, str>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    replica: Option<Cow<'a, str>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    engine_id: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fault: Option<FaultKind>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    code: Option<Cow<'a, str>>,
-    status: u16,
-    streamed: bool,
-    attempts: u32,
-    source: UsageSource,
-    reserved_tokens: u64,
-    queue_us: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ttft_us: Option<u64>,
-    total_us: u64,
-}
-
-impl<'a> Detail<'a> {
-    fn of(entry: &'a Entry) -> Self {
-        Self {
-            request_id: Cow::Borrowed(&entry.request_id),
-            endpoint: Cow::Borrowed(&entry.endpoint),
-            deployment: entry.deployment.as_ref().map(|name| Cow::Borrowed(name.as_str())),
-            replica: entry.replica.as_ref().map(|name| Cow::Borrowed(name.as_str())),
-            engine_id: entry.engine_id.as_deref().map(Cow::Borrowed),
-            fault: entry.fault,
-            code: entry.code.as_deref().map(Cow::Borrowed),
-            status: entry.status,
-            streamed: entry.streamed,
-            attempts: entry.attempts,
-            source: entry.source,
-            reserved_tokens: entry.reserved_tokens,
-            queue_us: entry.queue_us,
-            ttft_us: entry.ttft_us,
-            total_us: entry.total_us,
-        }
-    }
-}
-
-/// One row of the batch, as JSON: `[id, at, subject, outcome, prompt, cached, output, detail]`.
-#[derive(Serialize)]
-struct RowJson<'a>(&'a str, i64, i64, &'static str, u64, u64, u64, Detail<'a>);
-
-const INSERT: &str = "
-    INSERT INTO ledger (id, kind, at_ms, subject, outcome, prompt_tokens, cached_tokens, output_tokens, detail)
-    SELECT e.value ->> 0, 0, e.value ->> 1, e.value ->> 2, e.value ->> 3, e.value ->> 4, e.value ->> 5, e.value ->> 6,
-           e.value -> 7
-    FROM json_each(?1) AS e WHERE true
-    ON CONFLICT (id, kind) DO NOTHING";
 
 const ADD_USAGE: &str = "
     INSERT INTO usage (quarter, subject, requests, ok, failed, cancelled, orphaned,
@@ -326,24 +265,17 @@ fn batch_json(entries: &[&Entry], subjects: &[i64]) -> Result<(String, String), 
     let mut order: Vec<(&Entry, i64)> = entries.iter().copied().zip(subjects.iter().copied()).collect();
     order.sort_unstable_by_key(|(entry, _)| entry.id);
     let mut sums: AHashMap<(i64, i64), UsageSums> = AHashMap::new();
-    let mut rows = Vec::with_capacity(entries.len() * 384);
-    for (at, (entry, subject)) in order.iter().enumerate() {
-        rows.push(if at == 0 { b'[' } else { b',' });
-        let [prompt, cached, output] =
+    let mut rows = BatchRows::with_capacity(entries.len());
+    for (entry, subject) in &order {
+        let tokens =
             [entry.prompt_tokens, entry.cached_tokens, entry.output_tokens].map(|tokens| tokens.min(TOKENS_MAX));
-        let id = entry.id.to_text();
-        let id = std::str::from_utf8(&id).unwrap_or_default();
-        let outcome = entry.outcome.as_str();
-        let row = RowJson(id, entry.at.ms, *subject, outcome, prompt, cached, output, Detail::of(entry));
-        serde_json::to_writer(&mut rows, &row).map_err(|error| StoreError::Io(error.to_string()))?;
+        rows.push(entry, *subject, tokens);
         let sum = match sums.entry((entry.at.ms.div_euclid(QUARTER_MS), *subject)) {
             hash_map::Entry::Occupied(sum) => sum.into_mut(),
             hash_map::Entry::Vacant(place) => place.insert(UsageSums::default()),
         };
-        sum.add_entry(entry.outcome, prompt, cached, output);
+        sum.add_entry(entry.outcome, tokens);
     }
-    rows.push(b']');
-    let rows = String::from_utf8(rows).map_err(|error| StoreError::Io(error.to_string()))?;
     let sums: Vec<_> = sums
         .iter()
         .map(|((quarter, subject), s)| {
@@ -352,7 +284,7 @@ fn batch_json(entries: &[&Entry], subjects: &[i64]) -> Result<(String, String), 
             (quarter, subject, counts.0, counts.1, counts.2, counts.3, counts.4, tokens.0, tokens.1, tokens.2)
         })
         .collect();
-    Ok((rows, to_json(&sums)?))
+    Ok((rows.finish(), to_json(&sums)?))
 }
 
 fn parse_id(text: &str) -> Result<RequestId, StoreError> {
@@ -360,8 +292,7 @@ fn parse_id(text: &str) -> Result<RequestId, StoreError> {
 }
 
 fn read_entry(row: &SqliteRow) -> Result<Entry, StoreError> {
-    let detail: &str = row.try_get("detail")?;
-    let detail: Detail<'_> = serde_json::from_str(detail).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    let detail = Detail::parse(row.try_get("detail")?)?;
     let outcome: &str = row.try_get("outcome")?;
     let outcome = [Outcome::Ok, Outcome::Cancelled, Outcome::Failed, Outcome::Orphaned]
         .into_iter()
@@ -371,22 +302,22 @@ fn read_entry(row: &SqliteRow) -> Result<Entry, StoreError> {
     let tokens = |column: &str| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
     Ok(Entry {
         id: parse_id(text("id")?)?,
-        request_id: detail.request_id.into(),
+        request_id: detail.request_id,
         at: Unix::from_ms(row.try_get("at_ms")?),
         issuer: text("issuer")?.into(),
         caller: text("caller")?.into(),
         team: text("team")?.into(),
         key: some(text("key")?),
-        endpoint: detail.endpoint.into(),
+        endpoint: detail.endpoint,
         alias: some(text("alias")?),
         served_alias: some(text("served_alias")?),
         model: some(text("model")?),
         deployment: detail.deployment.map(|name| (&*name).into()),
         replica: detail.replica.map(|name| (&*name).into()),
-        engine_id: detail.engine_id.map(Into::into),
+        engine_id: detail.engine_id,
         outcome,
         fault: detail.fault,
-        code: detail.code.map(Into::into),
+        code: detail.code,
         status: detail.status,
         streamed: detail.streamed,
         attempts: detail.attempts,

@@ -9,6 +9,7 @@ mod changes;
 mod error;
 mod keys;
 mod ledger;
+mod row;
 mod schema;
 mod shift;
 mod usage;

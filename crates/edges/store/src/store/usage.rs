@@ -113,7 +113,7 @@ impl UsageSums {
         self.prompt_tokens + self.output_tokens
     }
 
-    pub(super) const fn add_entry(&mut self, outcome: Outcome, prompt: u64, cached: u64, output: u64) {
+    pub(super) const fn add_entry(&mut self, outcome: Outcome, [prompt, cached, output]: [u64; 3]) {
         self.requests += 1;
         match outcome {
             Outcome::Ok => self.ok += 1,

@@ -12,7 +12,7 @@ CREATE TABLE subject (
 ) STRICT;
 
 -- One row per record of a request. Kind 0 is how the request ended: at most one per id, by the primary key. Ids sort by
--- time, so that rows are appended. `detail` is what is shown but never summed.
+-- time, so that rows are appended. `detail` is what is shown but never summed: fields with | between them, see row.rs.
 CREATE TABLE ledger (
     id            TEXT    NOT NULL,
     kind          INTEGER NOT NULL,
