@@ -152,6 +152,12 @@ pub fn aborted() -> AttemptEnd {
     AttemptEnd::against_replica(Fault::new(Case::UpstreamUnreachable).internal("finish_reason abort"))
 }
 
+/// A 2xx answer whose body is not what its head says.
+#[must_use]
+pub fn malformed_answer() -> AttemptEnd {
+    AttemptEnd::against_replica(Fault::new(Case::UpstreamUnreachable).internal("the answer is not JSON"))
+}
+
 /// At most [`INTERNAL_MAX`] bytes, cut at a character.
 fn cut(text: &str) -> Box<str> {
     let mut end = text.len().min(INTERNAL_MAX);

@@ -2,16 +2,21 @@
 //!
 //! Everything that differs between engine programs is in this crate and nowhere else.
 //!
+//! - [`backend`]: one replica as gate and controller share it.
 //! - [`client`]: HTTP/1.1 towards an engine, one frame per socket read.
 //! - [`dialect`]: what an engine serves and how it behaves, as data.
 //! - [`attempt`]: what an attempt's end means for caller, retry and breaker.
+//! - [`launch`]: engines as processes of ours.
 //! - [`probe`], [`scrape`]: whether an engine is ready, and how busy it says it is.
 
 pub mod attempt;
+pub mod backend;
 pub mod client;
 pub mod dialect;
+pub mod launch;
 pub mod probe;
 pub mod scrape;
+pub mod tokenizer;
 
 pub use attempt::AttemptEnd;
 pub use dialect::{AbortBound, Dialect, Serves};

@@ -4,5 +4,6 @@
 mod client;
 mod faults;
 mod fixtures;
+mod launch;
 mod memory;
 mod probe;
