@@ -133,10 +133,12 @@ fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, PepperError> {
 fn make_private(path: &Path) -> Result<(), PepperError> {
     let mut bytes = Zeroizing::new([0_u8; Pepper::LEN_MIN]);
     aws_lc_rs::rand::fill(&mut *bytes).map_err(|_| crate::key::RandomFailed)?;
+    let mut unique = [0_u8; 8];
+    aws_lc_rs::rand::fill(&mut unique).map_err(|_| crate::key::RandomFailed)?;
     let mut draft = path.as_os_str().to_owned();
-    draft.push(format!(".{}", std::process::id()));
+    draft.push(format!(".{:016x}", u64::from_ne_bytes(unique)));
     let draft = Path::new(&draft);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(draft)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft)?;
     file.write_all(&*bytes)?;
     file.sync_all()?;
     let linked = std::fs::hard_link(draft, path);

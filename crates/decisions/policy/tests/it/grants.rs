@@ -18,7 +18,7 @@ fn rpm(limit: u64) -> Limits {
 #[test]
 fn the_most_specific_grant_supplies_the_limits_wherever_it_stands() {
     let mut site = site(&[("a", Class::Batch), ("b", Class::Batch), ("c", Class::General)]);
-    let grants = vec![
+    let grants = [
         grant(GrantScope::All, rpm(1)),
         grant(GrantScope::Class(Class::Batch), rpm(2)),
         grant(alias_scope("a"), rpm(3)),

@@ -1,4 +1,5 @@
 //! Tests of policy from outside, in virtual time.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod admission;
 mod conformance;
