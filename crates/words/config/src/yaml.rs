@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use serde_saphyr::granit_parser::{Event, Options, Parser, ScalarStyle, Span, StrInput, Tag};
 
@@ -19,6 +20,10 @@ pub(crate) struct Yaml {
     /// The documents that could be read to their end, empty ones left out.
     pub(crate) documents: Vec<Node>,
     pub(crate) faults: Vec<Fault>,
+    /// Where documents stand that were given up in the middle, in bytes of the text.
+    pub(crate) torn: Vec<Range<usize>>,
+    /// Whether one was given up before any other could be read.
+    pub(crate) is_first_lost: bool,
 }
 
 /// Something in the text that is no YAML, or YAML that documents do not use.
@@ -41,6 +46,8 @@ pub(crate) fn read_bytes(bytes: &[u8]) -> Yaml {
     // The document that is cut off in the middle is not read: it would be reported for what it lacks.
     let whole = good.rfind("\n---").map_or("", |end| &good[..=end]);
     let mut yaml = read(whole);
+    yaml.torn.push(whole.len()..bytes.len());
+    yaml.is_first_lost |= yaml.documents.is_empty();
     yaml.faults.push(Fault { at, message: "not UTF-8".to_owned(), hint: None });
     yaml
 }
@@ -56,9 +63,11 @@ pub(crate) fn read(text: &str) -> Yaml {
     let mut parser = Parser::new_from_str_with_options(text, options);
     let mut yaml = Yaml::default();
     while let Some(end) = read_document(&mut parser, &mut yaml) {
-        if let End::Abandoned = end
-            && !matches!(parser.proceed_next_document(), Ok(true))
-        {
+        let End::Abandoned { start } = end else { continue };
+        yaml.is_first_lost |= yaml.documents.is_empty();
+        // Up to where the next document begins, if one does.
+        yaml.torn.push(start..text.len());
+        if !matches!(parser.proceed_next_document(), Ok(true)) {
             break;
         }
     }
@@ -69,24 +78,32 @@ pub(crate) fn read(text: &str) -> Yaml {
 enum End {
     /// At its end.
     Complete,
-    /// In the middle: the rest of it is skipped.
-    Abandoned,
+    /// In the middle: the rest of it is skipped. It begins at this byte.
+    Abandoned { start: usize },
 }
 
 /// Reads up to the end of the next document; `None` at the end of the text.
 fn read_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, yaml: &mut Yaml) -> Option<End> {
     let mut tree = Tree::default();
+    let mut start = 0;
     loop {
         let (event, span) = match parser.next_event()? {
             Ok(event) => event,
             Err(error) => {
                 let at = position(error.marker().line(), error.marker().col());
+                yaml.faults.append(&mut tree.faults);
                 yaml.faults.push(Fault { at, message: error.info(), hint: None });
-                return Some(End::Abandoned);
+                return Some(End::Abandoned { start });
             }
         };
         match event {
             Event::StreamEnd => return None,
+            Event::DocumentStart(..) => {
+                start = span.start.byte_offset().unwrap_or(0);
+                if let Some(before) = yaml.torn.last_mut() {
+                    before.end = before.end.min(start.max(before.start));
+                }
+            }
             Event::DocumentEnd => {
                 yaml.faults.append(&mut tree.faults);
                 yaml.documents.extend(tree.root.filter(|root| root.describe() != "nothing"));
@@ -96,7 +113,7 @@ fn read_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, yaml: &mut Yaml) -> 
                 if let Err(fault) = tree.take(event, &span) {
                     yaml.faults.append(&mut tree.faults);
                     yaml.faults.push(fault);
-                    return Some(End::Abandoned);
+                    return Some(End::Abandoned { start });
                 }
             }
         }

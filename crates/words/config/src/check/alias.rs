@@ -100,10 +100,11 @@ impl Context<'_> {
         let mut own: BTreeMap<&str, ShiftTargets> = BTreeMap::new();
         for (name, shift) in raw {
             let at = at.key(name);
-            if !self.shifts.sets.contains_key(name.as_str()) && !self.shifts.is_partial {
+            if !self.shifts.may_have(name, self.documents) {
                 report.unknown(&at, "shift", name, known.clone());
             }
             own.extend(self.own(&at, shift, report).map(|targets| (name.as_str(), targets)));
+            same_as(&at, name, raw, report);
         }
         let mut shifts = BTreeMap::new();
         for shift in known {
@@ -113,7 +114,7 @@ impl Context<'_> {
                 report.error_hint(&at_shift, format!("nothing is said about shift `{shift}`"), hint);
                 continue;
             }
-            let Some(source) = resolve(&at_shift, shift, raw, report) else { continue };
+            let Some(source) = resolve(shift, raw) else { continue };
             let Some(targets) = own.get(source) else { continue };
             if let ShiftTargets::Targets(targets) = targets {
                 let place = if source == shift { at_shift.key("targets") } else { at_shift.key("sameAs") };
@@ -149,7 +150,7 @@ impl Context<'_> {
             let weight = weight.and_then(|weight| within(&at.key("weight"), weight, 0, WEIGHT_MAX, report));
             let Some(name) = report.required(&at, "deployment", deployment.as_ref()) else { continue };
             let at = at.key("deployment");
-            if !self.documents.deployments.contains(name) && !self.documents.is_torn {
+            if !self.documents.deployments.contains(name) && !self.documents.may_have(name) {
                 report.unknown(&at, "Deployment", name, self.documents.deployments.names());
             }
             if targets.iter().any(|target| target.deployment.as_str() == name) {
@@ -253,7 +254,7 @@ impl Context<'_> {
     }
 
     fn unknown_alias(&self, at: &At<'_>, name: &str, report: &mut Report) {
-        if !self.documents.is_torn {
+        if !self.documents.may_have(name) {
             report.unknown(at, "Alias", name, self.documents.aliases.names());
         }
     }
@@ -295,7 +296,7 @@ impl Context<'_> {
 
     /// A language model that is loaded in a shift and that no alias reaches there is probably forgotten.
     fn without_alias(&self, aliases: &BTreeMap<AliasName, Alias>, report: &mut Report) {
-        if self.documents.is_torn || !self.documents.aliases.is_whole() {
+        if !self.documents.is_complete() || !self.documents.aliases.is_sound("spec") {
             return;
         }
         let mut reached: BTreeSet<(&str, &str)> = BTreeSet::new();
@@ -330,34 +331,38 @@ fn is_compatible(a: DeploymentKind, b: DeploymentKind) -> bool {
     a == b || (is_chat(a) && is_chat(b))
 }
 
-/// Follows `sameAs` to the shift that speaks for itself.
-fn resolve<'r>(
-    at: &At<'_>,
-    shift: &'r str,
-    raw: &'r BTreeMap<String, raw::Shift>,
-    report: &mut Report,
-) -> Option<&'r str> {
+/// Follows `sameAs` to the shift that speaks for itself; `None` when it leads nowhere.
+fn resolve<'r>(shift: &'r str, raw: &'r BTreeMap<String, raw::Shift>) -> Option<&'r str> {
     let mut current = shift;
-    let mut seen = vec![shift];
-    while let Some(next) = raw.get(current)?.same_as.as_deref() {
-        let at = at.key("sameAs");
-        if seen.contains(&next) {
-            // Reported once, at the member of the circle whose name comes first.
-            if seen.first() == seen.iter().min() && next == shift {
-                report.error(&at, format!("`sameAs` goes in a circle: {} → {next}", seen.join(" → ")));
-            }
-            return None;
+    // A way longer than there are shifts goes in a circle.
+    for _ in 0..=raw.len() {
+        match raw.get(current)?.same_as.as_deref() {
+            None => return Some(current),
+            Some(next) => current = next,
         }
-        if !raw.contains_key(next) {
-            if current == shift {
-                report.unknown(&at, "shift of this alias", next, raw.keys().map(String::as_str));
-            }
-            return None;
-        }
-        seen.push(next);
-        current = next;
     }
-    Some(current)
+    None
+}
+
+/// Reports a `sameAs` that leads nowhere, once for each circle.
+fn same_as(at: &At<'_>, shift: &str, raw: &BTreeMap<String, raw::Shift>, report: &mut Report) {
+    let at = at.key("sameAs");
+    let mut way = vec![shift];
+    while let Some(next) = way.last().and_then(|last| raw.get(*last)).and_then(|shift| shift.same_as.as_deref()) {
+        if next == shift {
+            if way.iter().min() == Some(&shift) {
+                report.error(&at, format!("`sameAs` goes in a circle: {} → {shift}", way.join(" → ")));
+            }
+            return;
+        }
+        if way.contains(&next) {
+            return;
+        }
+        if way.len() == 1 && !raw.contains_key(next) {
+            report.unknown(&at, "shift of this alias", next, raw.keys().map(String::as_str));
+        }
+        way.push(next);
+    }
 }
 
 /// The way from one alias along fallbacks to another, both ends included.

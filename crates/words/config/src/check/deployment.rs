@@ -128,7 +128,7 @@ fn model_name<'m>(
     let model = report.required(at, "model", model)?;
     let at = at.key("model");
     let Some(doc) = documents.models.get(model) else {
-        if !documents.is_torn {
+        if !documents.may_have(model) {
             report.unknown(&at, "Model", model, documents.models.names());
         }
         return Some(model);
@@ -205,7 +205,7 @@ fn placement(at: &At<'_>, raw: &raw::Placement, documents: &Documents, report: &
             .flat_map(|(_, node)| &node.groups)
             .filter_map(|group| group.name.as_deref())
             .collect();
-        if !groups.contains(group.as_str()) && documents.nodes.is_whole() && !documents.is_torn {
+        if !groups.contains(group.as_str()) && documents.nodes.is_sound("spec.groups") && !documents.may_have(group) {
             report.unknown(&at.key("group"), "GPU group", group, groups.iter().copied());
         }
     }

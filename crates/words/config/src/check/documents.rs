@@ -27,7 +27,7 @@ pub(crate) const KINDS: [&str; 9] =
 #[derive(Debug)]
 pub(crate) struct Doc<T> {
     pub(crate) origin: Origin,
-    /// Its name; a document without a usable one is only checked for its shape.
+    /// Its name, empty when it has none.
     pub(crate) name: Name,
     /// `None` when nothing of it could be read.
     pub(crate) spec: Option<T>,
@@ -68,12 +68,18 @@ impl<T> Docs<T> {
         self.by_name.keys().map(|name| &**name)
     }
 
-    /// Whether every document of the kind could be read whole: only then can absence be told from breakage.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.docs.iter().all(|doc| doc.spec.is_some() && doc.origin.wrong.is_empty())
+    /// Whether nothing was wrong with the shape of one part, such as `spec.groups`, in any document of the kind: only
+    /// then can absence be told from breakage.
+    pub(crate) fn is_sound(&self, part: &str) -> bool {
+        let is_under = |path: &String| part.starts_with(path.as_str()) || path.starts_with(part);
+        self.docs.iter().all(|doc| doc.spec.is_some() && !doc.origin.wrong.iter().any(is_under))
     }
 
     fn push(&mut self, doc: Doc<T>, report: &mut Report) {
+        if doc.name.is_empty() {
+            self.docs.push(doc);
+            return;
+        }
         if let Some(first) = self.get(&doc.name) {
             let (file, line) = (first.origin.file.display(), first.origin.root.at.line);
             let message = format!("the name `{}` is taken by the document at {file}:{line}", doc.name);
@@ -98,8 +104,29 @@ pub(crate) struct Documents {
     pub(crate) schedules: Docs<Schedule>,
     pub(crate) teams: Docs<Team>,
     pub(crate) profiles: Docs<ModelProductionProfile>,
-    /// Whether documents may be missing here because a file could not be read.
-    pub(crate) is_torn: bool,
+    /// Whether documents may be missing here because there are too many.
+    is_cut: bool,
+    /// Texts that could not be read as documents, and names of documents of unknown kinds.
+    torn: Vec<String>,
+}
+
+impl Documents {
+    /// Whether a document of this name may be among those that could not be read: then its absence is not reported.
+    pub(crate) fn may_have(&self, name: &str) -> bool {
+        self.is_cut || self.torn.iter().any(|text| mentions(text, name))
+    }
+
+    /// Whether everything could be read.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.is_cut && self.torn.is_empty()
+    }
+}
+
+/// Whether a name stands in a text as a word.
+fn mentions(text: &str, name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    text.match_indices(name)
+        .any(|(start, name)| !text[..start].ends_with(is_part) && !text[start + name.len()..].starts_with(is_part))
 }
 
 /// Reads all documents of all sources.
@@ -109,18 +136,19 @@ pub(crate) fn read(sources: &[Source], report: &mut Report) -> Documents {
     if sources.len() > FILES_MAX {
         let message = format!("more than {FILES_MAX} files");
         report.about_file(std::path::Path::new(""), Position::default(), message, None);
-        documents.is_torn = true;
+        documents.is_cut = true;
     }
     for source in sources.iter().take(FILES_MAX) {
         if source.text.len() > FILE_BYTES_MAX {
             let message = format!("file is larger than {FILE_BYTES_MAX} bytes");
             let hint = "documents may be spread over several files".to_owned();
             report.about_file(&source.path, Position::default(), message, Some(hint));
-            documents.is_torn = true;
+            documents.torn.push(String::from_utf8_lossy(&source.text).into_owned());
             continue;
         }
         let yaml = yaml::read_bytes(&source.text);
-        documents.is_torn |= !yaml.faults.is_empty();
+        let torn = yaml.torn.iter().filter_map(|range| source.text.get(range.clone()));
+        documents.torn.extend(torn.map(|text| String::from_utf8_lossy(text).into_owned()));
         for fault in yaml.faults {
             report.about_file(&source.path, fault.at, fault.message, fault.hint);
         }
@@ -129,10 +157,10 @@ pub(crate) fn read(sources: &[Source], report: &mut Report) -> Documents {
             if count > DOCUMENTS_MAX {
                 let message = format!("more than {DOCUMENTS_MAX} documents");
                 report.about_file(&source.path, root.at, message, None);
-                documents.is_torn = true;
+                documents.is_cut = true;
                 return documents;
             }
-            let place = if index == 0 { Place::First } else { Place::Later };
+            let place = if index == 0 && !yaml.is_first_lost { Place::First } else { Place::Later };
             document(source, root, place, &mut documents, report);
         }
     }
@@ -151,7 +179,6 @@ fn document(source: &Source, root: Node, place: Place, documents: &mut Documents
         let message = format!("expected a document, found {}", root.describe());
         let hint = "a document has the keys apiVersion, kind, metadata and spec".to_owned();
         report.about_file(&source.path, root.at, message, Some(hint));
-        documents.is_torn = true;
         return;
     };
     let keys: Vec<String> = entries.iter().map(|entry| entry.key.clone()).collect();
@@ -173,18 +200,22 @@ fn document(source: &Source, root: Node, place: Place, documents: &mut Documents
         let root = At::root(&origin);
         let at = root.key("metadata");
         let name = report.required(&at, "name", metadata.name.as_ref());
-        name.filter(|name| check_name(&at, name, report)).map(|name| Arc::from(name.as_str()))
+        // A bad name is reported, and the document is checked under it all the same.
+        name.map(|name| {
+            check_name(&at, name, report);
+            Name::from(name.as_str())
+        })
     };
     let Some(kind) = kind else {
         report.error_hint(&At::root(&origin).key("kind"), "`kind` is missing", format!("one of {}", KINDS.join(", ")));
-        documents.is_torn = true;
+        documents.torn.extend(name.map(|name| name.to_string()));
         return;
     };
     dispatch(&kind, origin, name, documents, report);
 }
 
-fn check_name(at: &At<'_>, name: &str, report: &mut Report) -> bool {
-    super::check_name(&at.key("name"), name, report)
+fn check_name(at: &At<'_>, name: &str, report: &mut Report) {
+    super::check_name(&at.key("name"), name, report);
 }
 
 fn api_version(at: &At<'_>, place: Place, report: &mut Report) {
@@ -220,7 +251,7 @@ fn dispatch(kind: &str, origin: Origin, name: Option<Name>, documents: &mut Docu
             let hint = suggest::nearest(unknown, KINDS)
                 .map_or_else(|| format!("one of {}", KINDS.join(", ")), |near| format!("did you mean `{near}`?"));
             report.error_hint(&root.key("kind"), format!("unknown kind `{unknown}`"), hint);
-            documents.is_torn = true;
+            documents.torn.extend(name.map(|name| name.to_string()));
         }
     }
 }
@@ -230,7 +261,7 @@ where
     T: DeserializeOwned + Default,
 {
     let spec = decode::part(&mut origin, "spec", report);
-    if let Some(name) = name {
-        docs.push(Doc { origin, name, spec }, report);
-    }
+    // Without a name nothing can refer to it, but it is checked all the same; no name that is written is empty.
+    let name = name.unwrap_or_else(|| Name::from(""));
+    docs.push(Doc { origin, name, spec }, report);
 }

@@ -143,7 +143,7 @@ fn reservation(
     let owner = report.required(at, "owner", owner.as_ref());
     if let Some(node) = node {
         let doc = documents.nodes.get(node);
-        if doc.is_none() && !documents.is_torn {
+        if doc.is_none() && !documents.may_have(node) {
             report.unknown(&at.key("node"), "Node", node, documents.nodes.names());
         }
         let spec = doc.and_then(|doc| doc.spec.as_ref());

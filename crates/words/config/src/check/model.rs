@@ -46,7 +46,7 @@ fn model(
     let name = report.required(at, "engine", engine.as_ref())?;
     let Some((name, engine)) = find_engine(name, engines) else {
         // When the Site is broken its engines are unknown, and so is whether this one is listed.
-        if documents.sites.is_whole() && !documents.is_torn {
+        if documents.sites.is_sound("spec.engines") && !documents.may_have(name) {
             let known: Vec<&str> = engines.keys().map(|name| &**name).chain(["vllm", "llama.cpp"]).collect();
             report.unknown(&at.key("engine"), "engine or dialect", name, known.iter().copied());
         }

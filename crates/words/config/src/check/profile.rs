@@ -75,7 +75,7 @@ pub(super) fn figures(
             Figures::default()
         }
         (None, _) => {
-            if !documents.is_torn {
+            if !documents.may_have("ModelProductionProfile") {
                 let message = format!("no ModelProductionProfile in {}", wanted.display());
                 report.error_hint(&at_file, message, "the path is relative to the folder of this document".to_owned());
             }

@@ -32,12 +32,18 @@ pub(super) struct Shifts {
     /// `None`: the set is not known, or every target belongs to it.
     pub(super) sets: BTreeMap<Name, Option<BTreeSet<Name>>>,
     /// Whether shifts may exist that are not here, because a document is broken.
-    pub(super) is_partial: bool,
+    is_partial: bool,
+}
+
+impl Shifts {
+    /// Whether a shift of this name exists, or may exist in what could not be read.
+    pub(super) fn may_have(&self, name: &str, documents: &Documents) -> bool {
+        self.is_partial || self.sets.contains_key(name) || documents.may_have(name)
+    }
 }
 
 /// Collects the shifts of all schedules; the same name must mean the same set.
 pub(super) fn shifts(documents: &Documents, report: &mut Report) -> Shifts {
-    let is_partial = documents.is_torn || !documents.schedules.is_whole();
     let mut sets: BTreeMap<Name, Option<BTreeSet<Name>>> = BTreeMap::new();
     let mut owners: BTreeMap<Name, Name> = BTreeMap::new();
     for (doc, spec) in documents.schedules.readable() {
@@ -64,7 +70,12 @@ pub(super) fn shifts(documents: &Documents, report: &mut Report) -> Shifts {
     if documents.schedules.iter().next().is_none() {
         sets.insert(Name::from(Site::ALWAYS), None);
     }
-    Shifts { sets, is_partial }
+    // A shift may be missing here when its document or its list was broken, or when its name was.
+    let is_whole = documents.schedules.iter().all(|doc| {
+        let list = doc.spec.as_ref().and_then(|spec| spec.shifts.as_ref());
+        list.is_some_and(|list| list.iter().all(|shift| shift.name.is_some()))
+    });
+    Shifts { sets, is_partial: !is_whole }
 }
 
 /// Checks all Schedules.
@@ -156,7 +167,7 @@ fn schedule(
         }
     }
     let days = self::days(&at.key("days"), days.as_deref(), dates.is_empty(), report);
-    let exceptions = self::exceptions(&at.key("exceptions"), exceptions, shifts, report);
+    let exceptions = self::exceptions(&at.key("exceptions"), exceptions, documents, shifts, report);
     let lead = self::lead(&at.key("lead"), lead.as_ref(), report);
     let list = report.required(at, "shifts", raw_shifts.as_ref())?;
     Some(Schedule {
@@ -195,6 +206,7 @@ fn days(at: &At<'_>, raw: Option<&[raw::Weekday]>, is_default_all: bool, report:
 fn exceptions(
     at: &At<'_>,
     raw: &[raw::Exception],
+    documents: &Documents,
     shifts: &Shifts,
     report: &mut Report,
 ) -> BTreeMap<jiff::civil::Date, ScheduleException> {
@@ -204,7 +216,7 @@ fn exceptions(
         let date = report.required(&at, "date", date.as_ref());
         let shift = report.required(&at, "use", shift.as_ref());
         let (Some(date), Some(shift)) = (date, shift) else { continue };
-        if shift != NO_SHIFT && !shifts.sets.contains_key(shift.as_str()) && !shifts.is_partial {
+        if shift != NO_SHIFT && !shifts.may_have(shift, documents) {
             report.unknown(&at.key("use"), "shift", shift, shifts.sets.keys().map(|name| &**name).chain([NO_SHIFT]));
         }
         let exception = match shift.as_str() {
@@ -248,7 +260,7 @@ fn starts(at: &At<'_>, raw: &[raw::Shift], documents: &Documents, report: &mut R
 fn set(at: &At<'_>, list: &[String], documents: &Documents, report: &mut Report) -> BTreeSet<DeploymentName> {
     let mut set = BTreeSet::new();
     for (index, name) in distinct(at, list, report) {
-        if !documents.deployments.contains(name) && !documents.is_torn {
+        if !documents.deployments.contains(name) && !documents.may_have(name) {
             report.unknown(&at.index(index), "Deployment", name, documents.deployments.names());
         }
         set.insert(DeploymentName::from(name));

@@ -31,7 +31,7 @@ const ATTEMPTS_MAX: u32 = 10;
 pub(super) fn check(documents: &Documents, report: &mut Report) -> Option<Site> {
     let mut sites = documents.sites.iter();
     let Some(doc) = sites.next() else {
-        if !documents.is_torn {
+        if !documents.may_have("Site") {
             let hint =
                 format!("write apiVersion: {}, kind: Site, metadata: {{name: NAME}}, spec: {{}}", crate::API_VERSION);
             report.about_file(

@@ -62,7 +62,7 @@ fn member(
     report: &mut Report,
 ) -> Option<Member> {
     let raw::Member { oidc_group, issuer, service_account } = raw;
-    let is_known = documents.sites.is_whole() && !documents.is_torn;
+    let is_known = documents.sites.is_sound("spec.identity") && !documents.may_have("Site");
     match (oidc_group, service_account) {
         (Some(group), None) => {
             let names: Vec<&str> = identity.oidc.iter().map(|issuer| &*issuer.name).collect();
@@ -124,7 +124,7 @@ fn service_account_member(
 }
 
 fn known_alias(at: &At<'_>, name: &str, documents: &Documents, report: &mut Report) {
-    if !documents.aliases.contains(name) && !documents.is_torn {
+    if !documents.aliases.contains(name) && !documents.may_have(name) {
         report.unknown(at, "Alias", name, documents.aliases.names());
     }
 }

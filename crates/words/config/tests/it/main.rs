@@ -1,4 +1,12 @@
 //! The documents as operators write them, checked through the public interface.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod any_text;
+mod bounds;
 mod design;
+mod generated;
+mod goldens;
+mod quantities;
+mod refused;
+mod site_of;
+mod wrong;
