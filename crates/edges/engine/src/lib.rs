@@ -8,6 +8,7 @@
 //! - [`attempt`]: what an attempt's end means for caller, retry and breaker.
 //! - [`launch`]: engines as processes of ours.
 //! - [`probe`], [`scrape`]: whether an engine is ready, and how busy it says it is.
+//! - [`tokenizer`]: prompt tokens, counted.
 
 pub mod attempt;
 pub mod backend;

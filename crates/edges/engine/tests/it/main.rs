@@ -2,8 +2,10 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod client;
+mod command;
 mod faults;
 mod fixtures;
 mod launch;
 mod memory;
 mod probe;
+mod tokenizer;
