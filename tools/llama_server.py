@@ -6,7 +6,7 @@ What:  the wheel has the server but no command line. This takes the flags of lla
        /metrics, /slots and /props are off by default in the library and always on here.
 Needs: Python 3.10 or newer with xllamacpp (tools/real/llamacpp/install.sh), a GGUF model file.
 How:   llama_server.py --model MODEL.gguf [--host 127.0.0.1] [--port 8080] [--alias NAME] [--ctx-size 8192]
-       [--parallel 4] [--threads 1] [--embeddings]
+       [--parallel 4] [--threads 1] [--embeddings [--pooling mean]] [--reranking]
        Prints "listening http://HOST:PORT" when ready. SIGTERM or SIGINT ends it.
 """
 
@@ -15,6 +15,8 @@ import signal
 import threading
 
 import xllamacpp
+
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
 def arguments() -> argparse.Namespace:
@@ -26,7 +28,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-c", "--ctx-size", type=int, default=8192, help="tokens of context, shared out over the slots")
     parser.add_argument("-np", "--parallel", type=int, default=4, help="slots: requests that decode at the same time")
     parser.add_argument("-t", "--threads", type=int, default=1, help="more than one spins on a busy machine")
-    parser.add_argument("--embeddings", "--embedding", action="store_true", help="answer /v1/embeddings, mean pooling")
+    parser.add_argument("--embeddings", "--embedding", action="store_true", help="answer /v1/embeddings")
+    parser.add_argument("--pooling", choices=POOLING, help="how token vectors become one; mean with --embeddings")
+    parser.add_argument("--reranking", "--rerank", action="store_true", help="answer /v1/rerank; needs a model for it")
     parser.add_argument("--metrics", action="store_true", help="always on; taken because llama-server wants it")
     parser.add_argument("--slots", action="store_true", help="always on")
     parser.add_argument("--props", action="store_true", help="always on")
@@ -47,9 +51,9 @@ def parameters(args: argparse.Namespace) -> "xllamacpp.CommonParams":
     params.endpoint_slots = True
     params.endpoint_props = True
     params.cpuparams.n_threads = args.threads
-    if args.embeddings:
+    if args.embeddings or args.reranking:
         params.embedding = True
-        params.pooling_type = 1
+        params.pooling_type = POOLING[args.pooling or ("rank" if args.reranking else "mean")]
     params.verbosity = args.verbosity
     return params
 

@@ -66,7 +66,9 @@ fn stale(root: &Path, files: &[Generated]) -> Vec<String> {
 }
 
 fn files() -> Vec<Generated> {
-    vec![("docs/errors.md".to_owned(), errors())]
+    let mut files = tidegate_config::generated_files();
+    files.push(("docs/errors.md".to_owned(), errors()));
+    files
 }
 
 /// The page of refusals: one row of the table each, as callers and operators read it.

@@ -161,13 +161,13 @@ fn of_loops(samples: &Samples) -> Vec<Figure> {
             figures.extend(of_first_chunk(samples, scenario));
             continue;
         }
-        let whole = medians(samples, scenario, |sample| Some(sample.outcome.whole_p50));
+        let whole = medians(samples, scenario, |sample| sample.outcome.whole_p50);
         if scenario.connections == 1 {
             let figure = Figure::new(format!("{name}: p50 added"), "ms", milliseconds(added(&whole)));
             figures.push(if scenario.kind == Kind::Json { figure.wants(Goal::AtMost(0.2)) } else { figure });
         }
         figures.push(Figure::new(format!("{name}: p50"), "ms", milliseconds(whole)));
-        let tail = medians(samples, scenario, |sample| Some(sample.outcome.whole_p99));
+        let tail = medians(samples, scenario, |sample| sample.outcome.whole_p99);
         figures.push(Figure::new(format!("{name}: p99"), "ms", milliseconds(tail)));
         let rate = medians(samples, scenario, |sample| Some(sample.outcome.requests_per_second));
         let figure = Figure::new(format!("{name}: throughput"), "req/s", rate);
@@ -219,8 +219,8 @@ mod tests {
             answered: 1.0,
             errors: 0,
             error: None,
-            whole_p50: p50,
-            whole_p99: p50,
+            whole_p50: Some(p50),
+            whole_p99: Some(p50),
             first_p50: None,
             gap_p99: None,
         };
@@ -235,7 +235,7 @@ mod tests {
             ((scenario, Target::Direct), rounds([10.0, 11.0, 90.0])),
             ((scenario, Target::Tidegate), rounds([100.0, 61.0, 60.0])),
         ]);
-        let medians = medians(&samples, scenario, |sample| Some(sample.outcome.whole_p50));
+        let medians = medians(&samples, scenario, |sample| sample.outcome.whole_p50);
         assert_eq!(added(&medians), BTreeMap::from([(Target::Tidegate, 50.0)]));
     }
 }

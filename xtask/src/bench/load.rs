@@ -29,8 +29,8 @@ pub(super) struct Outcome {
     pub(super) errors: u64,
     pub(super) error: Option<String>,
     /// Microseconds to the whole answer.
-    pub(super) whole_p50: f64,
-    pub(super) whole_p99: f64,
+    pub(super) whole_p50: Option<f64>,
+    pub(super) whole_p99: Option<f64>,
     /// Microseconds to the first event, of streams.
     pub(super) first_p50: Option<f64>,
     pub(super) gap_p99: Option<f64>,
@@ -91,8 +91,8 @@ fn read(text: &str) -> Result<Outcome> {
         answered: number(&value["answered"])?,
         errors: value["errors"].as_u64().context("the generator left out its errors")?,
         error: value["error"].as_str().map(str::to_owned),
-        whole_p50: time("whole_us", "p50").unwrap_or(f64::NAN),
-        whole_p99: time("whole_us", "p99").unwrap_or(f64::NAN),
+        whole_p50: time("whole_us", "p50"),
+        whole_p99: time("whole_us", "p99"),
         first_p50: time("first_us", "p50"),
         gap_p99: time("gap_us", "p99"),
     })

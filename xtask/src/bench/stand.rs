@@ -270,7 +270,7 @@ pub(super) fn make_key(tidegate: &Path, folder: &Path) -> Result<String> {
     command.args(["--concurrency", "100000", "--daily-tokens", "1000000000000", "--monthly-tokens", "1000000000000"]);
     command.arg("--json").arg("--state").arg(folder.join("state"));
     let made: serde_json::Value = serde_json::from_str(&workspace::output(&mut command)?)?;
-    Ok(made["key"].as_str().context("no key was printed")?.to_owned())
+    Ok(made["secret"].as_str().context("no key was printed")?.to_owned())
 }
 
 /// Waits until a path answers 200.
