@@ -11,7 +11,7 @@ use std::sync::Arc;
 use http::{HeaderMap, header};
 use hyper::body::Incoming;
 use jiff::tz::TimeZone;
-use tidegate_core::{AliasName, Case, Dimension, Fault};
+use tidegate_core::{AliasName, Case, Dimension, Fault, Unix};
 use tidegate_engine::dialect::Serves;
 use tidegate_identity::{Authenticated, Door, KeyRecord};
 use tidegate_policy::grants::{self, Granted};
@@ -43,6 +43,8 @@ pub(crate) struct Listing {
     pub(crate) aliases: Vec<Arc<AliasView>>,
     /// Whether one was asked for by name, and `aliases` holds just that.
     pub(crate) is_single: bool,
+    /// When it was asked.
+    pub(crate) at: Unix,
 }
 
 /// The proof that the caller may call the alias.
@@ -102,13 +104,13 @@ pub(crate) async fn authorise(inbound: Inbound, caller: Authenticated, tail: &mu
     }
     let catalogue = core.shared.catalogue.load_full();
     match endpoint {
-        Endpoint::Models => Ok(Authorised::Models(listing(&catalogue, &key))),
-        Endpoint::Model => single(&catalogue, &key, id.unwrap_or_default()).map(Authorised::Models),
+        Endpoint::Models => Ok(Authorised::Models(listing(&catalogue, &key, tail.at))),
+        Endpoint::Model => single(&catalogue, &key, id.unwrap_or_default(), tail.at).map(Authorised::Models),
         _ => call(endpoint, catalogue, inbound, key, tail).await.map(|grant| Authorised::Call(Box::new(grant))),
     }
 }
 
-fn listing(catalogue: &Arc<Catalogue>, key: &KeyRecord) -> Listing {
+fn listing(catalogue: &Arc<Catalogue>, key: &KeyRecord, at: Unix) -> Listing {
     let visible: BTreeSet<_> = grants::visible(&catalogue.site, &key.team).map(|(name, _)| name).collect();
     let usable = |name: &AliasName| key.covers(name);
     let aliases = visible
@@ -118,12 +120,12 @@ fn listing(catalogue: &Arc<Catalogue>, key: &KeyRecord) -> Listing {
         .filter(|alias| !alias.is_absent() || alias.substitute.is_some())
         .map(Arc::clone)
         .collect();
-    Listing { catalogue: Arc::clone(catalogue), aliases, is_single: false }
+    Listing { catalogue: Arc::clone(catalogue), aliases, is_single: false, at }
 }
 
-fn single(catalogue: &Arc<Catalogue>, key: &KeyRecord, id: &str) -> Result<Listing, Fault> {
+fn single(catalogue: &Arc<Catalogue>, key: &KeyRecord, id: &str, at: Unix) -> Result<Listing, Fault> {
     let (alias, _) = granted(catalogue, key, id)?;
-    Ok(Listing { catalogue: Arc::clone(catalogue), aliases: vec![alias], is_single: true })
+    Ok(Listing { catalogue: Arc::clone(catalogue), aliases: vec![alias], is_single: true, at })
 }
 
 /// The one place where an alias is looked up for a caller.
@@ -219,19 +221,19 @@ fn present(catalogue: &Catalogue, key: &KeyRecord, name: &str, tail: &mut Tail) 
         return Ok(alias);
     }
     let Some(substitute) = &alias.substitute else {
-        return Err(absent(catalogue, &alias));
+        return Err(absent(catalogue, &alias, tail.at));
     };
     let (substitute, _) = granted(catalogue, key, substitute.as_str())?;
     if substitute.is_absent() {
-        return Err(absent(catalogue, &alias));
+        return Err(absent(catalogue, &alias, tail.at));
     }
     tail.served_alias = Some(substitute.name.clone());
     Ok(substitute)
 }
 
-fn absent(catalogue: &Catalogue, alias: &AliasView) -> Fault {
+fn absent(catalogue: &Catalogue, alias: &AliasView, at: Unix) -> Fault {
     let fault = Fault::new(Case::ModelUnavailable).param("model");
-    match catalogue.back_in(&alias.name, jiff::Timestamp::now()) {
+    match catalogue.back_in(&alias.name, at.to_timestamp()) {
         Some((wait, start)) => {
             let instant = start.strftime("%Y-%m-%dT%H:%M:%S%:z");
             fault.saying(format!("the model is not served in this shift; it is back at {instant}")).retry_after(wait)

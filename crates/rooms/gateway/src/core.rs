@@ -37,7 +37,7 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// Failed authentications by peer.
     pub throttle: PeerThrottle,
-    /// The process's monotonic clock.
+    /// The process's clocks, monotonic and on the wall.
     pub clock: Clock,
     /// Set when the gate drains.
     pub draining: AtomicBool,
@@ -92,8 +92,7 @@ impl Core {
 
     /// Now, on the wall.
     pub(crate) fn wall(&self) -> Unix {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Unix::from_ms(since.as_millis() as i64)
+        self.shared.clock.wall()
     }
 
     pub(crate) fn is_draining(&self) -> bool {

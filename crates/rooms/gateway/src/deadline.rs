@@ -10,23 +10,52 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use slab::Slab;
-use tidegate_core::Monotonic;
+use tidegate_core::{Monotonic, Unix};
 use tokio::time::Instant;
 
 /// How late a deadline may fire.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
-/// The monotonic clock of the process: the same for all cores, so that limits compare like with like.
+/// The clocks of the process: the same for all cores, so that limits compare like with like.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
+    wall: Wall,
+}
+
+/// Where wall time comes from.
+#[derive(Clone, Copy, Debug)]
+enum Wall {
+    /// The system, steps included.
+    System,
+    /// It was this instant at the start, and has gone on evenly since.
+    Since(Unix),
 }
 
 impl Clock {
-    /// A clock that starts now. Its zero lies an hour back, so that windows may reach behind the start.
+    /// A clock that starts now, with the system's wall time. Its monotonic zero lies an hour back, so that windows may
+    /// reach behind the start.
     #[must_use]
     pub fn start() -> Self {
-        Self { start: Instant::now() }
+        Self { start: Instant::now(), wall: Wall::System }
+    }
+
+    /// A clock that starts now, as if it were `wall`: for simulations in paused time.
+    #[must_use]
+    pub fn start_at(wall: Unix) -> Self {
+        Self { start: Instant::now(), wall: Wall::Since(wall) }
+    }
+
+    /// Now, on the wall: for records, periods and what callers are told; never for deadlines and windows.
+    #[must_use]
+    pub fn wall(&self) -> Unix {
+        match self.wall {
+            Wall::System => {
+                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                Unix::from_ms(since.as_millis() as i64)
+            }
+            Wall::Since(start) => Unix::from_ms(start.ms.saturating_add(self.start.elapsed().as_millis() as i64)),
+        }
     }
 
     /// Now.

@@ -39,7 +39,7 @@ pub(crate) fn answer(listing: &Listing) -> Response<Body> {
     let catalogue = &listing.catalogue;
     let text = match listing.aliases.as_slice() {
         [alias] if listing.is_single => {
-            serde_json::to_vec(&Model { tidegate: Some(availability(catalogue, alias)), ..model(catalogue, alias) })
+            serde_json::to_vec(&Model { tidegate: Some(availability(listing, alias)), ..model(catalogue, alias) })
         }
         aliases => {
             let data = aliases.iter().map(|alias| model(catalogue, alias)).collect();
@@ -63,8 +63,8 @@ fn model<'a>(catalogue: &Catalogue, alias: &'a AliasView) -> Model<'a> {
     }
 }
 
-fn availability(catalogue: &Catalogue, alias: &AliasView) -> Availability {
+fn availability(listing: &Listing, alias: &AliasView) -> Availability {
     let available = !alias.is_absent() || alias.substitute.is_some();
-    let from = if available { None } else { catalogue.back_in(&alias.name, jiff::Timestamp::now()) };
+    let from = if available { None } else { listing.catalogue.back_in(&alias.name, listing.at.to_timestamp()) };
     Availability { available, from: from.map(|(_, start)| start.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()) }
 }
