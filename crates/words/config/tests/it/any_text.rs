@@ -35,6 +35,17 @@ fn documents_that_are_cut_off_are_answered() {
 }
 
 #[test]
+fn the_corpus_of_the_fuzz_target_is_answered() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/corpus/documents");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        holds(&check_text(&std::fs::read(entry.unwrap().path()).unwrap()));
+        count += 1;
+    }
+    assert!(count >= 12, "the corpus has shrunk to {count}");
+}
+
+#[test]
 fn odd_texts_are_answered() {
     for text in [
         "",
