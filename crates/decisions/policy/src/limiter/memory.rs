@@ -16,14 +16,18 @@ use super::subject::{Ranked, Rules, SUBJECTS_PER_REQUEST, State, Subject, Subjec
 use super::view::RateView;
 use super::window::Slot;
 use super::{AdmitError, Counters, Demand};
+use crate::period::Period;
 
-/// Subjects held at once. At about 500 bytes for a quiet one this is 32 MB; a busy one adds up to 9.3 KB for a minute.
+/// Subjects held at once. A quiet one takes about 1 KB, at most; a busy one adds up to 9.3 KB for a minute.
 pub const SUBJECTS_MAX: usize = 65_536;
 /// Requests in flight at once.
 pub const LIVE_MAX: usize = 262_144;
 
 /// How long a reservation may be held by nobody before its slot is freed; its estimate stays.
 pub const ABANDONED_AFTER: Duration = Duration::from_secs(60);
+
+/// When no more subjects fit, idle ones are looked for at most this often: a look takes milliseconds.
+pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 const SHARDS: usize = 64;
 
@@ -90,6 +94,45 @@ impl Life {
     }
 }
 
+/// All subjects.
+#[derive(Default)]
+struct Interned {
+    by_key: ahash::HashMap<SubjectKey, Arc<Subject>>,
+    /// When idle ones were looked for in vain.
+    full_at: Option<Monotonic>,
+}
+
+impl Interned {
+    /// Whether one more fits, if need be after idle ones were forgotten.
+    fn has_room(&mut self, now: Monotonic, wall: Unix) -> bool {
+        if self.by_key.len() < SUBJECTS_MAX {
+            return true;
+        }
+        if self.full_at.is_some_and(|full_at| now.since(full_at) < LOOK_AGAIN_AFTER) {
+            return false;
+        }
+        let has_room = self.forget_idle(now, wall) > 0;
+        self.full_at = (!has_room).then_some(now);
+        has_room
+    }
+
+    /// Forgets what can be forgotten without losing a count; if all are still there, those that no quota looks at.
+    fn forget_idle(&mut self, now: Monotonic, wall: Unix) -> usize {
+        let before = self.by_key.len();
+        self.by_key.retain(|_, subject| {
+            let idle = subject.lock().is_idle(now, wall);
+            !(idle && Arc::strong_count(subject) == 1)
+        });
+        if self.by_key.len() >= SUBJECTS_MAX {
+            self.by_key.retain(|_, subject| {
+                let idle = subject.lock().is_unlimited_and_quiet(now);
+                !(idle && Arc::strong_count(subject) == 1)
+            });
+        }
+        before - self.by_key.len()
+    }
+}
+
 /// What [`MemoryCounters::sweep`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -101,7 +144,7 @@ pub struct Swept {
 
 /// Counters in memory.
 pub struct MemoryCounters {
-    subjects: Mutex<ahash::HashMap<SubjectKey, Arc<Subject>>>,
+    subjects: Mutex<Interned>,
     next_subject: AtomicU64,
     live: [Mutex<LiveShard>; SHARDS],
     live_count: AtomicUsize,
@@ -137,18 +180,18 @@ impl MemoryCounters {
         wall: Unix,
     ) -> Result<Arc<Subject>, AdmitError> {
         let mut subjects = self.subjects.lock();
-        if let Some(subject) = subjects.get(key) {
+        if let Some(subject) = subjects.by_key.get(key) {
             let subject = Arc::clone(subject);
             drop(subjects);
             subject.set_rules(rules);
             return Ok(subject);
         }
-        if subjects.len() >= SUBJECTS_MAX && forget_idle(&mut subjects, now, wall) == 0 {
+        if !subjects.has_room(now, wall) {
             return Err(AdmitError::Full);
         }
         let id = self.next_subject.fetch_add(1, Ordering::Relaxed);
         let subject = Arc::new(Subject::new(id, key.clone(), rules.clone()));
-        subjects.insert(key.clone(), Arc::clone(&subject));
+        subjects.by_key.insert(key.clone(), Arc::clone(&subject));
         Ok(subject)
     }
 
@@ -320,12 +363,14 @@ impl MemoryCounters {
         }
     }
 
-    /// Sets what the periods of `wall` hold, from the ledger: charges, and the estimates of what is in flight.
-    pub fn restore_quota(&self, subject: &Subject, wall: Unix, daily_tokens: u64, monthly_tokens: u64) {
+    /// Sets what the period of `wall` holds, from the ledger: charges, and the estimates of orphans.
+    pub fn restore_quota(&self, subject: &Subject, period: Period, wall: Unix, tokens: u64) {
         let mut state = subject.lock();
         let State { rules, day, month, .. } = &mut *state;
-        day.restore(wall, &rules.zone, daily_tokens);
-        month.restore(wall, &rules.zone, monthly_tokens);
+        match period {
+            Period::Day => day.restore(wall, &rules.zone, tokens),
+            Period::Month => month.restore(wall, &rules.zone, tokens),
+        }
     }
 
     /// Forgets subjects that nobody holds and whose counts have all run out, gives idle memory back, and frees the
@@ -342,7 +387,7 @@ impl MemoryCounters {
             self.release_live(live);
             self.forget(live.id);
         }
-        let subjects = forget_idle(&mut self.subjects.lock(), now, wall);
+        let subjects = self.subjects.lock().forget_idle(now, wall);
         Swept { subjects, abandoned: abandoned.len() }
     }
 
@@ -355,7 +400,7 @@ impl MemoryCounters {
     /// Subjects held.
     #[must_use]
     pub fn known_subjects(&self) -> usize {
-        self.subjects.lock().len()
+        self.subjects.lock().by_key.len()
     }
 
     fn shard(&self, id: RequestId) -> MutexGuard<'_, LiveShard> {
@@ -432,22 +477,7 @@ fn merge<'a>(old: &'a Subjects, new: &'a Subjects) -> Vec<Part<'a>> {
     parts
 }
 
-/// Forgets what can be forgotten without losing a count; if that is nothing, those that no quota looks at.
-fn forget_idle(subjects: &mut ahash::HashMap<SubjectKey, Arc<Subject>>, now: Monotonic, wall: Unix) -> usize {
-    let before = subjects.len();
-    subjects.retain(|_, subject| {
-        let idle = subject.lock().is_idle(now, wall);
-        !(idle && Arc::strong_count(subject) == 1)
-    });
-    if subjects.len() >= SUBJECTS_MAX {
-        subjects.retain(|_, subject| {
-            let idle = subject.lock().is_unlimited_and_quiet(now);
-            !(idle && Arc::strong_count(subject) == 1)
-        });
-    }
-    before - subjects.len()
-}
-
+/// Counters in memory have done their work when the future is made; it only hands the answer over.
 impl Counters for MemoryCounters {
     type Subjects = Subjects;
     type Admitted = Admitted;

@@ -17,6 +17,7 @@
 mod fault;
 mod memory;
 mod quota;
+mod rebuild;
 mod subject;
 mod view;
 mod window;
@@ -27,8 +28,9 @@ use std::sync::Arc;
 use tidegate_core::{Monotonic, RequestId, Unix};
 
 pub use fault::{AdmitError, CONCURRENCY_RETRY};
-pub use memory::{ABANDONED_AFTER, Admitted, LIVE_MAX, MemoryCounters, SUBJECTS_MAX, Swept};
+pub use memory::{ABANDONED_AFTER, Admitted, LIVE_MAX, LOOK_AGAIN_AFTER, MemoryCounters, SUBJECTS_MAX, Swept};
 pub use quota::PERIODS_KEPT;
+pub use rebuild::{Names, Rebuild, Span};
 pub use subject::{Counts, Rules, SUBJECTS_PER_REQUEST, Subject, SubjectKey, Subjects};
 pub use view::{Rate, RateView};
 pub use window::{BUCKET, BUCKETS_MAX, EXACT_MAX, WINDOW};

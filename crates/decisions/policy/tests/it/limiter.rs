@@ -6,8 +6,10 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use tidegate_core::{AliasName, Case, Dimension, Level, Limits, Monotonic, Refusal, RequestId, TeamName, Unix};
 use tidegate_policy::limiter::{
-    ABANDONED_AFTER, AdmitError, Demand, LIVE_MAX, MemoryCounters, Rules, SUBJECTS_MAX, SubjectKey, Subjects, Swept,
+    ABANDONED_AFTER, AdmitError, Demand, LIVE_MAX, LOOK_AGAIN_AFTER, MemoryCounters, Rules, SUBJECTS_MAX, SubjectKey,
+    Subjects, Swept,
 };
+use tidegate_policy::period::Period;
 
 /// 2026-06-15T12:00:00Z.
 const WALL: Unix = Unix::from_ms(1_781_524_800_000);
@@ -71,7 +73,8 @@ fn quotas_rebuilt_from_the_ledger_hold() {
     let counters = MemoryCounters::new();
     let limits = Limits { daily_tokens: Some(100), monthly_tokens: Some(1_000), ..Limits::default() };
     let subjects = subjects(&counters, limits);
-    counters.restore_quota(subjects.at(Level::Alias).unwrap(), WALL, 70, 980);
+    counters.restore_quota(subjects.at(Level::Alias).unwrap(), Period::Day, WALL, 70);
+    counters.restore_quota(subjects.at(Level::Alias).unwrap(), Period::Month, WALL, 980);
     assert_eq!(counters.token_allowance_now(&subjects, NOW, WALL), Some(20));
     let Err(AdmitError::Limit(refusal)) = counters.admit_now(id(1), demand(&subjects, 31, NOW)) else {
         panic!("admitted")
@@ -126,10 +129,12 @@ fn subjects_are_bounded_and_idle_ones_make_room() {
     let later = after(Duration::from_secs(61));
     assert!(!more(NOW, WALL), "all have used some of their quota today: none may be forgotten");
     assert!(!more(later, WALL));
+    let next_month = Unix::from_ms(WALL.ms + 30 * 86_400_000);
+    assert!(!more(later, next_month), "no second look at once");
+    let later = later.after(LOOK_AGAIN_AFTER);
     let tomorrow = Unix::from_ms(WALL.ms + 86_400_000);
     assert!(!more(later, tomorrow), "the month has not ended");
-    let next_month = Unix::from_ms(WALL.ms + 30 * 86_400_000);
-    assert!(more(later, next_month));
+    assert!(more(later.after(LOOK_AGAIN_AFTER), next_month));
     assert_eq!(counters.known_subjects(), 1);
 }
 

@@ -10,5 +10,6 @@ mod limiter;
 mod model;
 mod periods;
 mod queue;
+mod rebuild;
 mod site;
 mod threads;
