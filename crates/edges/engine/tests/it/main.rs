@@ -8,4 +8,5 @@ mod fixtures;
 mod launch;
 mod memory;
 mod probe;
+mod real;
 mod tokenizer;
