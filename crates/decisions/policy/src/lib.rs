@@ -7,6 +7,7 @@ pub mod admission;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod estimate;
+pub mod fuzz;
 pub mod grants;
 pub mod limiter;
 pub mod period;

@@ -12,6 +12,7 @@
 
 pub mod authenticate;
 pub mod credential;
+pub mod fuzz;
 pub mod key;
 pub mod keyring;
 pub mod pepper;

@@ -3,6 +3,7 @@
 
 mod admission;
 mod conformance;
+mod corpus;
 mod estimate;
 mod goldens;
 mod grants;

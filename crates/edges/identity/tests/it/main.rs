@@ -1,7 +1,8 @@
 //! Tests of identity from outside.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod authenticate;
+mod corpus;
 mod counting;
 mod credential;
 mod key;
