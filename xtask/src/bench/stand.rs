@@ -318,4 +318,11 @@ mod tests {
         assert_eq!(listen_of(&documents, "admin").unwrap(), "127.0.0.1:5678");
         assert!(listen_of(&documents, "other").is_err());
     }
+
+    #[test]
+    fn the_benchs_documents_are_right() {
+        let documents = [site(1234, 5678), alias("bench", "127.0.0.1:9", "mock"), TEAM.to_owned()].concat();
+        let checked = tidegate_config::check(&[tidegate_config::Source::new("bench.yaml", documents)]);
+        assert!(checked.site.is_some() && checked.diagnostics.is_empty(), "{:?}", checked.diagnostics);
+    }
 }
