@@ -17,6 +17,8 @@
 //! This crate is the only one that knows SQL.
 
 pub mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod failpoint;
 pub mod journal;
 pub mod store;

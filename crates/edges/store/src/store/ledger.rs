@@ -9,8 +9,8 @@ use std::collections::hash_map;
 
 use ahash::{AHashMap, AHashSet};
 use serde::Serialize;
-use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{Row, Sqlite, Transaction};
 use tidegate_core::{Entry, Outcome, RequestId, Unix};
 
 use super::row::{BatchRows, Detail, INSERT};
@@ -69,6 +69,9 @@ impl Subject {
         ]
     }
 }
+
+/// Subjects met for the first time and their numbers: to be remembered when they are committed.
+type Learned<'a> = Vec<([&'a str; 7], i64)>;
 
 /// Numbers of subjects that are committed.
 #[derive(Debug, Default)]
@@ -141,30 +144,46 @@ impl Store {
         }
         failpoint::hit("store.append.before_insert")?;
         let all: Vec<&Entry> = entries.iter().collect();
-        if self.append_new(&all).await? {
+        let mut transaction = self.begin().await?;
+        if let Some(learned) = self.insert(&mut transaction, &all).await? {
+            self.commit(transaction, learned).await?;
             return Ok(Appended { inserted: all.len(), duplicates: 0 });
         }
-        // Rare: a batch that was delivered before. Its sums must count what is new only.
-        let fresh = self.fresh(entries).await?;
+        // Rare: some were delivered before. Sums must count what is new only, so it begins anew with those.
+        transaction.rollback().await?;
+        let mut transaction = self.begin().await?;
+        let ids: Vec<RequestId> = entries.iter().map(|entry| entry.id).collect();
+        let mut seen = known(&mut transaction, &ids).await?;
+        let fresh: Vec<&Entry> = entries.iter().filter(|entry| seen.insert(entry.id)).collect();
         let appended = Appended { inserted: fresh.len(), duplicates: entries.len() - fresh.len() };
-        if fresh.is_empty() || self.append_new(&fresh).await? {
-            return Ok(appended);
-        }
-        // Another process has added some of them since: the batch is offered again.
-        Err(StoreError::Busy)
+        let Some(learned) = self.insert(&mut transaction, &fresh).await? else {
+            return Err(StoreError::Corrupt("an entry is there and is not".to_owned()));
+        };
+        self.commit(transaction, learned).await?;
+        Ok(appended)
     }
 
-    /// Adds entries that are all new; false, and nothing is changed, when one of them is not.
-    async fn append_new(&self, entries: &[&Entry]) -> Result<bool, StoreError> {
-        let mut transaction = self.begin().await?;
-        let (numbers, learned) = self.number_subjects(&mut transaction, entries).await?;
-        let (rows, sums) = batch_json(entries, &numbers)?;
-        let inserted = sqlx::query(INSERT).bind(rows).execute(&mut *transaction).await?.rows_affected();
-        if inserted != entries.len() as u64 {
-            transaction.rollback().await?;
-            return Ok(false);
+    /// Adds entries and their sums. `None` when one of them was there already: then the transaction is good for
+    /// nothing but to be rolled back.
+    async fn insert<'a>(
+        &self,
+        connection: &mut SqliteConnection,
+        entries: &[&'a Entry],
+    ) -> Result<Option<Learned<'a>>, StoreError> {
+        if entries.is_empty() {
+            return Ok(Some(Learned::new()));
         }
-        sqlx::query(ADD_USAGE).bind(sums).execute(&mut *transaction).await?;
+        let (numbers, learned) = self.number_subjects(connection, entries).await?;
+        let (rows, sums) = batch_json(entries, &numbers)?;
+        let inserted = sqlx::query(INSERT).bind(rows).execute(&mut *connection).await?.rows_affected();
+        if inserted != entries.len() as u64 {
+            return Ok(None);
+        }
+        sqlx::query(ADD_USAGE).bind(sums).execute(connection).await?;
+        Ok(Some(learned))
+    }
+
+    async fn commit(&self, transaction: Transaction<'_, Sqlite>, learned: Learned<'_>) -> Result<(), StoreError> {
         failpoint::hit("store.append.before_commit")?;
         transaction.commit().await?;
         failpoint::passed("store.append.after_commit");
@@ -172,7 +191,7 @@ impl Store {
         for (texts, number) in learned {
             subjects.learn(&texts, number);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// The number of each entry's subject, and those that were not known: to be remembered after the commit.
@@ -180,7 +199,7 @@ impl Store {
         &self,
         connection: &mut SqliteConnection,
         entries: &[&'a Entry],
-    ) -> Result<(Vec<i64>, Vec<([&'a str; 7], i64)>), StoreError> {
+    ) -> Result<(Vec<i64>, Learned<'a>), StoreError> {
         let mut unknown: AHashMap<[&str; 7], i64> = AHashMap::new();
         let mut numbers: Vec<Result<i64, [&str; 7]>> = Vec::with_capacity(entries.len());
         {
@@ -210,20 +229,13 @@ impl Store {
         Ok((numbers, unknown.into_iter().collect()))
     }
 
-    /// Those entries of a batch that the ledger does not have, the first of each id.
-    async fn fresh<'a>(&self, entries: &'a [Entry]) -> Result<Vec<&'a Entry>, StoreError> {
-        let ids: Vec<RequestId> = entries.iter().map(|entry| entry.id).collect();
-        let mut seen = self.known(&ids).await?;
-        Ok(entries.iter().filter(|entry| seen.insert(entry.id)).collect())
-    }
-
     /// Which of these ids have their final entry.
     ///
     /// # Errors
     /// When the store fails.
     pub async fn known(&self, ids: &[RequestId]) -> Result<AHashSet<RequestId>, StoreError> {
-        let rows = sqlx::query(FIND_IDS).bind(to_json(&ids)?).fetch_all(&self.reader).await?;
-        rows.iter().map(|row| parse_id(row.try_get(0)?)).collect()
+        let mut connection = self.reader.acquire().await?;
+        known(&mut connection, ids).await
     }
 
     /// One entry.
@@ -250,6 +262,11 @@ impl Store {
             .await?;
         rows.iter().map(read_entry).collect()
     }
+}
+
+async fn known(connection: &mut SqliteConnection, ids: &[RequestId]) -> Result<AHashSet<RequestId>, StoreError> {
+    let rows = sqlx::query(FIND_IDS).bind(to_json(ids)?).fetch_all(connection).await?;
+    rows.iter().map(|row| parse_id(row.try_get(0)?)).collect()
 }
 
 const SELECT_ONE: &str = "SELECT * FROM entries WHERE id = ?1 AND kind = ?2";

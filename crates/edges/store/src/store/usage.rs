@@ -168,7 +168,7 @@ pub struct UsageRow {
 /// of the level are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeriodSum {
-    /// The team; for every level but the alias.
+    /// The team; of the levels team, team+alias and caller.
     pub team: Option<TeamName>,
     /// The alias that was charged: the one that served, where a fallback or substitute did.
     pub alias: Option<AliasName>,
@@ -220,7 +220,7 @@ const PERIOD_SUMS: &str = "
         SELECT subject, SUM(prompt_tokens + output_tokens)
         FROM ledger WHERE at_ms >= ?3 AND at_ms < ?4 AND kind = 0 GROUP BY subject
     )
-    SELECT CASE WHEN ?2 = 0 THEN '' ELSE s.team END,
+    SELECT CASE WHEN ?2 IN (0, 4) THEN '' ELSE s.team END,
            CASE WHEN ?2 IN (0, 2) THEN CASE s.served_alias WHEN '' THEN s.alias ELSE s.served_alias END ELSE '' END,
            CASE WHEN ?2 = 3 THEN s.issuer ELSE '' END, CASE WHEN ?2 = 3 THEN s.caller ELSE '' END,
            CASE WHEN ?2 = 4 THEN s.key ELSE '' END, SUM(part.tokens)

@@ -1,1 +1,3 @@
 //! The store and the journal from outside.
+
+mod conformance;
