@@ -1,5 +1,7 @@
 //! Documents that stand in the tree as examples or for tests: each set is a right one.
 
+#![expect(clippy::unwrap_used, reason = "a test says what is wrong by failing")]
+
 use std::path::{Path, PathBuf};
 
 use tidegate_config::{Source, check};
