@@ -59,7 +59,8 @@ pub(crate) struct Tail {
     pub(crate) rates: Option<RateView>,
     /// The engine's latest report.
     pub(crate) usage: Option<Usage>,
-    /// Events with content that the engine delivered to us.
+    /// Tokens that the engine delivered to us, by our own count: events with content, or of an answer that came at once
+    /// its bytes, of which a token has at least one.
     pub(crate) delivered: u64,
     pub(crate) called: Option<Monotonic>,
     pub(crate) first_byte: Option<Monotonic>,
@@ -145,6 +146,18 @@ impl Tail {
         self.last_byte = Some(now);
     }
 
+    /// An attempt begins: what an earlier one said of itself counts no more.
+    pub(crate) fn begin_attempt(&mut self, running: Running, now: Monotonic) {
+        self.called.get_or_insert(now);
+        self.attempts += 1;
+        self.running = Some(running);
+        self.engine_id = None;
+        self.usage = None;
+        self.delivered = 0;
+        self.first_byte = None;
+        self.last_byte = None;
+    }
+
     /// Ends the running attempt before the first byte: the replica is told apart from the caller by `report`.
     pub(crate) fn end_attempt(&mut self, report: Report) {
         if let Some(running) = self.running.take() {
@@ -190,26 +203,33 @@ const NOTHING: Charge = Charge { prompt: 0, cached: 0, output: 0, source: UsageS
 fn charge(tail: &Tail, end: &End<'_>) -> Charge {
     let Some(taken) = &tail.taken else { return NOTHING };
     let reserved = taken.cost;
-    if let End::Refused(_) = end {
-        return NOTHING;
-    }
     if tail.called.is_none() {
         return NOTHING;
     }
     match (end, tail.usage) {
         (End::Refused(_), _) => NOTHING,
-        (_, Some(usage)) => Charge {
-            prompt: usage.prompt,
-            cached: usage.cached.min(usage.prompt),
-            // A report that lags behind what was delivered is raised to it, by the engine's own events.
-            output: usage.output,
-            source: UsageSource::Engine,
-        },
+        (End::Answered, Some(usage)) => reported(usage),
+        // A report that lags behind what the engine delivered is raised to it: Anthropic's events give the output only
+        // at their end.
+        (End::Interrupted(_) | End::Cancelled, Some(usage)) if tail.delivered > usage.output => {
+            Charge { output: tail.delivered, source: UsageSource::Estimated, ..reported(usage) }
+        }
+        (End::Interrupted(_) | End::Cancelled, Some(usage)) => reported(usage),
         // Nobody knows how far an unstreamed answer got before the engine noticed: the estimate stays.
         (End::Cancelled, None) if !tail.streamed => estimated(reserved.prompt_tokens, reserved.output_tokens),
         (End::Answered | End::Interrupted(_) | End::Cancelled, None) => {
-            estimated(reserved.prompt_tokens, tail.delivered)
+            let output = if tail.streamed { tail.delivered } else { tail.delivered.min(reserved.output_tokens) };
+            estimated(reserved.prompt_tokens, output)
         }
+    }
+}
+
+fn reported(usage: Usage) -> Charge {
+    Charge {
+        prompt: usage.prompt,
+        cached: usage.cached.min(usage.prompt),
+        output: usage.output,
+        source: UsageSource::Engine,
     }
 }
 
@@ -231,12 +251,13 @@ fn free(tail: &mut Tail, end: &End<'_>, charge: &Charge, now: Monotonic) {
         return;
     };
     match end {
-        End::Answered | End::Refused(_) => {
+        End::Answered => {
             running.lease.release(Report::Good, now);
             core.shared.counters.release_now(&taken.admitted);
         }
-        End::Interrupted(_) | End::Cancelled => {
-            let report = if matches!(end, End::Cancelled) { Report::Unknown } else { Report::Bad };
+        // A refusal with an attempt still open is one that we gave up waiting for; the breaker knows of it.
+        End::Refused(_) | End::Interrupted(_) | End::Cancelled => {
+            let report = if matches!(end, End::Interrupted(_)) { Report::Bad } else { Report::Unknown };
             running.lease.report(report, now);
             core.holds.hold(taken.admitted, running.lease, running.backend, running.abort, now);
         }

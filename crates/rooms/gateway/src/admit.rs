@@ -54,7 +54,14 @@ pub(crate) async fn admit(grant: Grant, tail: &mut Tail) -> Result<Ticket, Fault
 fn take(standing: &Standing, cost: Cost, tail: &mut Tail) -> Result<(), Fault> {
     let counters = &tail.core.shared.counters;
     let demand = Demand { subjects: &standing.subjects, tokens: cost.tokens(), now: tail.core.now(), wall: tail.at };
-    let admitted = counters.admit_now(tail.id, demand).map_err(|error| refusal(&error, tail))?;
+    let admitted = match counters.admit_now(tail.id, demand) {
+        Ok(admitted) => admitted,
+        Err(error) => {
+            // A refused caller is told what is left, too.
+            tail.rates = Some(counters.view_now(&standing.subjects, tail.core.now()));
+            return Err(refusal(&error, tail));
+        }
+    };
     tail.rates = Some(*admitted.view());
     tail.taken = Some(Taken { admitted, cost });
     Ok(())

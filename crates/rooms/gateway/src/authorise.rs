@@ -41,8 +41,8 @@ pub(crate) enum Authorised {
 pub(crate) struct Listing {
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) aliases: Vec<Arc<AliasView>>,
-    /// Whether one was asked for by name, and `aliases` holds just that.
-    pub(crate) is_single: bool,
+    /// Set when one was asked for by name, and `aliases` holds just that: whether it can be called now.
+    pub(crate) single: Option<bool>,
     /// When it was asked.
     pub(crate) at: Unix,
 }
@@ -92,13 +92,16 @@ pub(crate) struct Standing {
 pub(crate) async fn authorise(inbound: Inbound, caller: Authenticated, tail: &mut Tail) -> Result<Authorised, Fault> {
     let core = Rc::clone(&tail.core);
     let path = accept::raw_path(&inbound.parts.uri);
-    let (endpoint, id) = Endpoint::of_path(path).ok_or_else(|| Fault::new(Case::UnknownPath))?;
+    let found = Endpoint::of_path(path);
+    core.shared.metrics.route(found.map(|(endpoint, _)| endpoint));
+    let (endpoint, id) = found.ok_or_else(|| Fault::new(Case::UnknownPath))?;
     tail.endpoint = endpoint.path();
     if !endpoint.methods().contains(&inbound.parts.method.as_str()) {
         return Err(Fault::new(Case::MethodNotAllowed).internal(endpoint.methods().join(", ")));
     }
     caller.may_enter(Door::Gate)?;
     let key = caller.key;
+    check_team(&inbound.parts.headers, &key)?;
     if core.is_draining() {
         return Err(Fault::new(Case::Draining).retry_after(std::time::Duration::from_secs(1)));
     }
@@ -117,15 +120,16 @@ fn listing(catalogue: &Arc<Catalogue>, key: &KeyRecord, at: Unix) -> Listing {
         .into_iter()
         .filter(|name| usable(name))
         .filter_map(|name| catalogue.aliases.get(name))
-        .filter(|alias| !alias.is_absent() || alias.substitute.is_some())
+        .filter(|alias| serving(catalogue, key, alias).is_ok_and(|serving| serving.is_some()))
         .map(Arc::clone)
         .collect();
-    Listing { catalogue: Arc::clone(catalogue), aliases, is_single: false, at }
+    Listing { catalogue: Arc::clone(catalogue), aliases, single: None, at }
 }
 
 fn single(catalogue: &Arc<Catalogue>, key: &KeyRecord, id: &str, at: Unix) -> Result<Listing, Fault> {
     let (alias, _) = granted(catalogue, key, id)?;
-    Ok(Listing { catalogue: Arc::clone(catalogue), aliases: vec![alias], is_single: true, at })
+    let is_available = serving(catalogue, key, &alias).is_ok_and(|serving| serving.is_some());
+    Ok(Listing { catalogue: Arc::clone(catalogue), aliases: vec![alias], single: Some(is_available), at })
 }
 
 /// The one place where an alias is looked up for a caller.
@@ -147,17 +151,19 @@ async fn call(
     tail: &mut Tail,
 ) -> Result<Grant, Fault> {
     let Inbound { parts, body } = inbound;
-    check_team(&parts.headers, &key)?;
     check_encoding(&parts.headers)?;
     let max = catalogue.site.gateway.max_body_bytes;
     check_length(&parts.headers, max)?;
-    let header_model = header_model(&parts.headers)?;
+    // Looked at here, said after what the body is refused for.
+    let header_model = header_model(&parts.headers);
     let (alias, request) = if endpoint == Endpoint::Transcriptions {
-        let upload = multipart::begin(&tail.core, &parts.headers, body, max, header_model.as_deref()).await?;
+        let upload = multipart::begin(&tail.core, &parts.headers, body, max, header_model).await?;
         let alias = present(&catalogue, &key, upload.model(), tail)?;
         (alias, RequestBody::Upload(Box::new(upload)))
     } else {
-        let (name, document) = json(&tail.core, body, max, header_model.as_deref()).await?;
+        let document = json(&tail.core, body, max).await?;
+        let header_model = header_model?;
+        let name = request::model(&document.object(), header_model.as_deref())?;
         let alias = present(&catalogue, &key, &name, tail)?;
         let facts = request::read_as(endpoint, &document.object(), header_model.as_deref())?;
         tail.streamed = facts.stream;
@@ -199,36 +205,33 @@ fn header_model(headers: &HeaderMap) -> Result<Option<String>, Fault> {
     value.to_str().map(|name| Some(name.to_owned())).map_err(|_| invalid())
 }
 
-/// Reads a JSON body as far as `model`.
-async fn json(
-    core: &Rc<Core>,
-    body: Incoming,
-    max: u64,
-    header_model: Option<&str>,
-) -> Result<(String, Document), Fault> {
+/// Reads a JSON body.
+async fn json(core: &Rc<Core>, body: Incoming, max: u64) -> Result<Document, Fault> {
     let bytes = read_body(core, body, max).await?;
-    let document = Document::parse(bytes)
-        .map_err(|error| Fault::new(Case::JsonParse).saying(format!("the body is not valid JSON: {error}")))?;
-    let name = request::model(&document.object(), header_model)?.into_owned();
-    Ok((name, document))
+    Document::parse(bytes)
+        .map_err(|error| Fault::new(Case::JsonParse).saying(format!("the body is not valid JSON: {error}")))
 }
 
-/// The alias that serves the call in this shift: itself, or its substitute, whose own grants apply.
+/// The alias that serves calls to `alias` in this shift: itself, or its substitute, whose own grants apply; `None` when
+/// both are absent.
+fn serving(catalogue: &Catalogue, key: &KeyRecord, alias: &Arc<AliasView>) -> Result<Option<Arc<AliasView>>, Fault> {
+    if !alias.is_absent() {
+        return Ok(Some(Arc::clone(alias)));
+    }
+    let Some(substitute) = &alias.substitute else { return Ok(None) };
+    let (substitute, _) = granted(catalogue, key, substitute.as_str())?;
+    Ok(Some(substitute).filter(|substitute| !substitute.is_absent()))
+}
+
+/// The alias that a call is made to and which this shift has.
 fn present(catalogue: &Catalogue, key: &KeyRecord, name: &str, tail: &mut Tail) -> Result<Arc<AliasView>, Fault> {
     let (alias, _) = granted(catalogue, key, name)?;
     tail.alias = Some(alias.name.clone());
-    if !alias.is_absent() {
-        return Ok(alias);
+    let serving = serving(catalogue, key, &alias)?.ok_or_else(|| absent(catalogue, &alias, tail.at))?;
+    if serving.name != alias.name {
+        tail.served_alias = Some(serving.name.clone());
     }
-    let Some(substitute) = &alias.substitute else {
-        return Err(absent(catalogue, &alias, tail.at));
-    };
-    let (substitute, _) = granted(catalogue, key, substitute.as_str())?;
-    if substitute.is_absent() {
-        return Err(absent(catalogue, &alias, tail.at));
-    }
-    tail.served_alias = Some(substitute.name.clone());
-    Ok(substitute)
+    Ok(serving)
 }
 
 fn absent(catalogue: &Catalogue, alias: &AliasView, at: Unix) -> Fault {

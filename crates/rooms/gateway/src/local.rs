@@ -46,7 +46,7 @@ impl LocalGate {
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let (core, drain) = (Rc::clone(&self.core), self.drain.subscribe());
-        let peer = Peer { address: peer };
+        let peer = Peer::now(peer);
         self.tasks.spawn_local(server::speak(core, TokioIo::new(stream), peer, h2, drain));
     }
 

@@ -7,6 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tidegate_core::{Dimension, FaultKind, Level};
+use tidegate_wire::Endpoint;
 
 /// The labels that every `llm_*` family carries, and no others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -63,6 +64,8 @@ pub struct Metrics {
     faults: Family<FaultLabels, Counter>,
     limits: Family<LimitLabels, Counter>,
     endpoints: Family<EndpointLabels, Counter>,
+    /// One handle for each route, and one for every other path.
+    routes: [Counter; ROUTES],
     /// Accepted requests: one ledger entry each.
     pub accepted: Counter,
     /// Refused before anybody was recognised.
@@ -114,6 +117,8 @@ const ITL_BOUNDS: [f64; 18] =
 const DURATION_BOUNDS: [f64; 14] =
     [0.001, 0.005, 0.02, 0.05, 0.1, 0.3, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3_600.0];
 
+const ROUTES: usize = Endpoint::ALL.len() + 1;
+
 impl Metrics {
     /// Registers all families; every label value that is known beforehand starts at 0, so that `rate()` works from the
     /// first scrape.
@@ -134,6 +139,11 @@ impl Metrics {
     }
 
     fn unregistered() -> Self {
+        let endpoints = Family::default();
+        let routes = std::array::from_fn(|index| {
+            let endpoint = Endpoint::ALL.get(index).map_or("other", |endpoint| endpoint.path());
+            endpoints.get_or_create_owned(&EndpointLabels { endpoint })
+        });
         Self {
             requests: Family::default(),
             ttft: Family::new_with_constructor(|| Histogram::new(TTFT_BOUNDS)),
@@ -142,7 +152,8 @@ impl Metrics {
             output_tokens: Family::default(),
             faults: Family::default(),
             limits: Family::default(),
-            endpoints: Family::default(),
+            endpoints,
+            routes,
             accepted: Counter::default(),
             malformed: Counter::default(),
             disconnects: Counter::default(),
@@ -211,10 +222,11 @@ impl Metrics {
         self.limits.get_or_create(&limit_labels(level, dimension)).inc();
     }
 
-    /// The counter of one route.
-    #[must_use]
-    pub fn endpoint(&self, endpoint: &'static str) -> Counter {
-        self.endpoints.get_or_create_owned(&EndpointLabels { endpoint })
+    /// Counts an accepted request by its route; `None` is a path that does not exist.
+    pub fn route(&self, endpoint: Option<Endpoint>) {
+        let other = ROUTES - 1;
+        let index = endpoint.and_then(|endpoint| Endpoint::ALL.iter().position(|known| *known == endpoint));
+        self.routes[index.unwrap_or(other)].inc();
     }
 }
 

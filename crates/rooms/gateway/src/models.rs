@@ -37,11 +37,12 @@ struct Availability {
 /// Answers a listing.
 pub(crate) fn answer(listing: &Listing) -> Response<Body> {
     let catalogue = &listing.catalogue;
-    let text = match listing.aliases.as_slice() {
-        [alias] if listing.is_single => {
-            serde_json::to_vec(&Model { tidegate: Some(availability(listing, alias)), ..model(catalogue, alias) })
+    let text = match (listing.single, listing.aliases.as_slice()) {
+        (Some(available), [alias]) => {
+            let availability = availability(listing, alias, available);
+            serde_json::to_vec(&Model { tidegate: Some(availability), ..model(catalogue, alias) })
         }
-        aliases => {
+        (_, aliases) => {
             let data = aliases.iter().map(|alias| model(catalogue, alias)).collect();
             serde_json::to_vec(&List { object: "list", data })
         }
@@ -63,8 +64,7 @@ fn model<'a>(catalogue: &Catalogue, alias: &'a AliasView) -> Model<'a> {
     }
 }
 
-fn availability(listing: &Listing, alias: &AliasView) -> Availability {
-    let available = !alias.is_absent() || alias.substitute.is_some();
+fn availability(listing: &Listing, alias: &AliasView, available: bool) -> Availability {
     let from = if available { None } else { listing.catalogue.back_in(&alias.name, listing.at.to_timestamp()) };
     Availability { available, from: from.map(|(_, start)| start.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()) }
 }

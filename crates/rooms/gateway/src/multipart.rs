@@ -1,16 +1,18 @@
 //! Uploads: a form whose file streams through. The `model` field comes before the file and within 64 KiB, or the
 //! header `x-model` names the model; the field is rewritten on the way.
 
+use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use tidegate_core::{Case, Fault};
+use tidegate_core::{Case, Fault, Monotonic};
 use tidegate_wire::multipart::{Form, Step};
 use tidegate_wire::request;
 
@@ -35,6 +37,9 @@ struct Rest {
     received: u64,
     max: u64,
     deadline: Deadline,
+    /// How long the caller has been waited for, pauses of the engine not counted.
+    waited: Duration,
+    waits_since: Option<Monotonic>,
     core: Rc<Core>,
 }
 
@@ -43,15 +48,27 @@ struct Rest {
 pub(crate) struct Passage {
     head: Option<Bytes>,
     rest: Rest,
+    verdict: Verdict,
 }
 
-/// Why a form cannot be sent on.
+/// What was wrong with a form behind its head, if anything: known only while it is on its way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verdict(Rc<RefCell<Option<Fault>>>);
+
+impl Verdict {
+    /// The refusal of the form; `None` when the caller just left.
+    pub(crate) fn take(&self) -> Option<Fault> {
+        self.0.borrow_mut().take()
+    }
+}
+
+/// The form cannot be sent on; its [`Verdict`] says why.
 #[derive(Debug)]
-pub(crate) struct Broken(&'static str);
+pub(crate) struct Broken;
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.0)
+        f.write_str("the form cannot be sent on")
     }
 }
 
@@ -64,7 +81,7 @@ pub(crate) async fn begin(
     headers: &HeaderMap,
     mut body: Incoming,
     max: u64,
-    header_model: Option<&str>,
+    header_model: Result<Option<String>, Fault>,
 ) -> Result<Upload, Fault> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut form = Form::new(content_type)?;
@@ -87,8 +104,10 @@ pub(crate) async fn begin(
         deadline.set(started.after(allowed(received)));
         step = form.push(&data)?;
     }
-    let model = agreed(form.model(), header_model)?;
-    let rest = Rest { form, body, announced, received, max, deadline, core: Rc::clone(core) };
+    let model = agreed(form.model(), header_model?.as_deref())?;
+    let waited = core.now().since(started);
+    let core = Rc::clone(core);
+    let rest = Rest { form, body, announced, received, max, deadline, waited, waits_since: None, core };
     Ok(Upload { content_type: content_type.into(), model, rest: Some(rest) })
 }
 
@@ -123,7 +142,19 @@ impl Upload {
             let behind = announced.checked_sub(rest.form.read_len() as u64)?;
             Some(behind + head.len() as u64)
         });
-        Some((Passage { head: Some(head), rest }, length))
+        Some((Passage { head: Some(head), rest, verdict: Verdict::default() }, length))
+    }
+}
+
+impl Passage {
+    /// Where it will be said what was wrong.
+    pub(crate) fn verdict(&self) -> Verdict {
+        self.verdict.clone()
+    }
+
+    fn refuse(&self, fault: Fault) -> Broken {
+        self.verdict.0.replace(Some(fault));
+        Broken
     }
 }
 
@@ -136,34 +167,47 @@ impl http_body::Body for Passage {
         if let Some(head) = this.head.take() {
             return Poll::Ready(Some(Ok(Frame::data(head))));
         }
-        let rest = &mut this.rest;
-        let frame = match Pin::new(&mut rest.body).poll_frame(context) {
+        let frame = match Pin::new(&mut this.rest.body).poll_frame(context) {
             Poll::Pending => {
-                ready!(rest.deadline.poll(context).map(|Elapsed| ()));
-                return Poll::Ready(Some(Err(Broken("the upload is too slow"))));
+                this.rest.wait();
+                ready!(this.rest.deadline.poll(context).map(|Elapsed| ()));
+                return Poll::Ready(Some(Err(this.refuse(Fault::new(Case::SlowBody)))));
             }
             Poll::Ready(frame) => frame,
         };
+        this.rest.waited_enough();
         Poll::Ready(match frame {
-            None => match rest.form.end() {
-                Ok(()) => None,
-                Err(_) => Some(Err(Broken("the form has no end"))),
-            },
-            Some(Err(_)) => Some(Err(Broken("the caller broke off"))),
-            Some(Ok(frame)) => Some(rest.pass(frame.into_data().unwrap_or_default())),
+            None => this.rest.form.end().err().map(|fault| Err(this.refuse(fault))),
+            Some(Err(_)) => Some(Err(Broken)),
+            Some(Ok(frame)) => {
+                let data = frame.into_data().unwrap_or_default();
+                Some(this.rest.pass(&data).map_err(|fault| this.refuse(fault)).map(|()| Frame::data(data)))
+            }
         })
     }
 }
 
 impl Rest {
-    fn pass(&mut self, data: Bytes) -> Result<Frame<Bytes>, Broken> {
+    /// The caller is waited for, for as long as what has come so far allows.
+    fn wait(&mut self) {
+        if self.waits_since.is_none() {
+            let now = self.core.now();
+            self.waits_since = Some(now);
+            self.deadline.set(now.after(allowed(self.received).saturating_sub(self.waited)));
+        }
+    }
+
+    fn waited_enough(&mut self) {
+        if let Some(since) = self.waits_since.take() {
+            self.waited += self.core.now().since(since);
+        }
+    }
+
+    fn pass(&mut self, data: &[u8]) -> Result<(), Fault> {
         self.received += data.len() as u64;
         if self.received > self.max {
-            return Err(Broken("the upload is too large"));
+            return Err(Fault::new(Case::TooLarge));
         }
-        self.form.watch(&data).map_err(|_| Broken("the form is broken behind its head"))?;
-        // Each piece that arrives earns time for the next.
-        self.deadline.set(self.core.now().after(allowed(0)));
-        Ok(Frame::data(data))
+        self.form.watch(data)
     }
 }

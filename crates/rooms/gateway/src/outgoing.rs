@@ -92,7 +92,7 @@ fn json_request(
             let told = Told { alias, thinking: messages::asks_thinking(&object) };
             (path, messages::to_chat(&object, &json.facts, upstream)?, Shape::Translated { told })
         }
-        // Weighted deployments of one alias may differ in what they speak: this one is passed over.
+        // The route passes over deployments that do not speak the endpoint.
         Serves::AtTheGate | Serves::No => return Err(Fault::new(Case::InvalidValue).param("model")),
     };
     Ok(Outgoing { path, content_type: "application/json".into(), payload: Payload::Json(body.into()), shape })

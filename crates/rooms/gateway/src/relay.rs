@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use tidegate_core::{Fault, Monotonic, Origin};
+use tidegate_core::{Case, Fault, Monotonic, Origin};
 use tidegate_engine::attempt::{self, AttemptEnd};
-use tidegate_engine::client::{ClientError, Head, Method, Response as Upstream, ResponseBody};
+use tidegate_engine::client::{ClientError, Head, Method, Response as Upstream, ResponseBody, ResponseHead};
 use tidegate_routing::breaker::Report;
 use tidegate_wire::sse::Usage;
 use tidegate_wire::{Endpoint, answer, messages};
@@ -22,6 +22,7 @@ use crate::body::Body;
 use crate::catalogue::DeploymentView;
 use crate::collect::{ANSWER_BYTES_MAX, ERROR_BYTES_MAX, collect};
 use crate::deadline::{Deadline, Elapsed};
+use crate::multipart::Verdict;
 use crate::outgoing::{Outgoing, Payload, Shape, outgoing};
 use crate::pick::Picked;
 use crate::route::Route;
@@ -43,6 +44,8 @@ pub(crate) enum Attempt {
 struct Failed {
     end: AttemptEnd,
     report: Report,
+    /// We gave up waiting: the engine notices late that nobody listens any more.
+    still_runs: bool,
 }
 
 impl From<AttemptEnd> for Failed {
@@ -53,7 +56,14 @@ impl From<AttemptEnd> for Failed {
             AttemptEnd::Final(fault) if fault.kind().origin() == Origin::Caller => Report::Good,
             AttemptEnd::Final(_) | AttemptEnd::Retryable { .. } => Report::Unknown,
         };
-        Self { end, report }
+        Self { end, report, still_runs: false }
+    }
+}
+
+impl Failed {
+    /// We waited as long as one may: not repeated, and the engine may still be at work.
+    fn waiting(end: AttemptEnd) -> Self {
+        Self { still_runs: true, ..AttemptEnd::Final(end.into_fault()).into() }
     }
 }
 
@@ -76,8 +86,11 @@ pub(crate) async fn relay(ticket: &mut Ticket, picked: Picked, route: &Route, ta
     let exchange = begin(picked, route, outgoing.shape.clone(), tail);
     match exchange.run(outgoing, tail).await {
         Ok(response) => Attempt::Answered(response),
-        Err(Failed { end, report }) => {
-            tail.end_attempt(report);
+        Err(Failed { end, report, still_runs }) => {
+            match &tail.running {
+                Some(running) if still_runs => running.lease.report(report, tail.core.now()),
+                _ => tail.end_attempt(report),
+            }
             match end {
                 AttemptEnd::Retryable { fault, .. } => {
                     tail.core.shared.metrics.retries.inc();
@@ -93,14 +106,14 @@ pub(crate) async fn relay(ticket: &mut Ticket, picked: Picked, route: &Route, ta
 fn begin(picked: Picked, route: &Route, shape: Shape, tail: &mut Tail) -> Exchange {
     let Picked { deployment, backend, lease } = picked;
     let now = tail.core.now();
-    tail.called.get_or_insert(now);
-    tail.attempts += 1;
     tail.deployment = Some(Arc::clone(&deployment));
     tail.replica = Some(backend.replica().id().clone());
     let abort = deployment.dialect.abort_bound(tail.streamed);
-    tail.running = Some(Running { lease, backend: Arc::clone(&backend), abort });
+    tail.begin_attempt(Running { lease, backend: Arc::clone(&backend), abort }, now);
     let timeouts = route.alias().timeouts;
-    let whole = now.after(if tail.streamed { timeouts.whole_streamed } else { timeouts.whole });
+    // All attempts together have this long.
+    let first = tail.called.unwrap_or(now);
+    let whole = first.after(if tail.streamed { timeouts.whole_streamed } else { timeouts.whole });
     let until = if tail.streamed { now.after(timeouts.first_byte).min(whole) } else { whole };
     Exchange { deployment, backend, shape, deadline: tail.core.deadlines.at(until), whole, gap: timeouts.gap }
 }
@@ -112,11 +125,22 @@ impl Exchange {
         if !(200..300).contains(&status) {
             return Err(self.refused(response).await.into());
         }
+        self.check_success(&response.head, tail)?;
         if response.head.is_event_stream() {
             self.stream(response.body, tail).await
         } else {
             self.whole(response, tail).await
         }
+    }
+
+    /// Whether a good answer is of the kind that was asked for. Of an upload the gate does not know what was asked:
+    /// transcriptions come as JSON, as events or as text.
+    fn check_success(&self, head: &ResponseHead, tail: &Tail) -> Result<(), AttemptEnd> {
+        let is_upload = tail.endpoint == Endpoint::Transcriptions.path();
+        if is_upload && TRANSCRIPTS.iter().any(|kind| has_type(head, kind)) {
+            return Ok(());
+        }
+        attempt::check_success(head, tail.streamed)
     }
 
     async fn send(&self, outgoing: Outgoing, tail: &Tail) -> Result<Upstream, Failed> {
@@ -129,23 +153,25 @@ impl Exchange {
             request_id: Some(&attempt),
             headers: &[],
         };
-        let (sent, can_repeat) = match outgoing.payload {
-            Payload::Json(body) => (self.deadline.bound(pool.send(head, body)).await, true),
+        let (sent, upload) = match outgoing.payload {
+            Payload::Json(body) => (self.deadline.bound(pool.send(head, body)).await, None),
             Payload::Upload { body, length } => {
-                (self.deadline.bound(pool.send_stream(head, length, body)).await, false)
+                let verdict = body.verdict();
+                (self.deadline.bound(pool.send_stream(head, length, body)).await, Some(verdict))
             }
         };
-        match sent {
-            Err(Elapsed) => Err(self.timed_out(tail).into()),
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(broken(&error, can_repeat)),
+        match (sent, upload) {
+            (Err(Elapsed), _) => Err(self.timed_out(tail)),
+            (Ok(Ok(response)), _) => Ok(response),
+            (Ok(Err(error)), None) => Err(broken(&error)),
+            (Ok(Err(error)), Some(verdict)) => Err(broken_upload(&error, &verdict)),
         }
     }
 
     /// Not repeated: the caller has waited for as long as one may wait.
-    fn timed_out(&self, tail: &Tail) -> AttemptEnd {
+    fn timed_out(&self, tail: &Tail) -> Failed {
         let end = if tail.streamed { attempt::first_byte_timeout() } else { attempt::whole_timeout() };
-        AttemptEnd::Final(end.into_fault())
+        Failed::waiting(end)
     }
 
     /// The engine's own refusal: mapped to ours, its text goes to the log.
@@ -163,11 +189,12 @@ impl Exchange {
         let content_type = response.head.content_type.clone();
         let status = response.head.status;
         let body = match self.deadline.bound(collect(response.body, ANSWER_BYTES_MAX)).await {
-            Err(Elapsed) => return Err(self.timed_out(tail).into()),
-            Ok(Err(error)) => return Err(broken(&error, true)),
+            Err(Elapsed) => return Err(self.timed_out(tail)),
+            Ok(Err(error)) => return Err(broken(&error)),
             Ok(Ok(body)) => body,
         };
         tail.note_byte(tail.core.now());
+        tail.delivered = body.len() as u64;
         let body = self.read_whole(body, content_type.as_ref(), tail)?;
         let mut answer = Response::new(Body::full(body));
         *answer.status_mut() = http::StatusCode::from_u16(status).unwrap_or(http::StatusCode::OK);
@@ -202,7 +229,10 @@ impl Exchange {
     async fn stream(self, upstream: ResponseBody, tail: &mut Tail) -> Result<Response<Body>, Failed> {
         let mut streamed =
             Streamed::new(upstream, &self.shape, self.deployment.dialect, self.deadline, (self.gap, self.whole));
-        streamed.first_event(tail).await?;
+        if let Err(end) = streamed.first_event(tail).await {
+            let waited = matches!(&end, AttemptEnd::Final(fault) if fault.case == Case::UpstreamTimeout);
+            return Err(if waited { Failed::waiting(end) } else { end.into() });
+        }
         tail.streamed = true;
         let mut answer = Response::new(Body::Streamed(Box::new(streamed)));
         let headers = answer.headers_mut();
@@ -214,19 +244,33 @@ impl Exchange {
     }
 }
 
+/// What a transcription may come as, besides JSON.
+const TRANSCRIPTS: [&str; 4] = ["text/event-stream", "text/plain", "text/vtt", "application/x-subrip"];
+
+fn has_type(head: &ResponseHead, kind: &str) -> bool {
+    let value = head.content_type.as_ref().and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(kind)
+}
+
 /// Ours, and unique for each attempt: engines key their requests by it.
 fn attempt_id(tail: &Tail) -> String {
     format!("{}-{}", tail.id, tail.attempts)
 }
 
-fn broken(error: &ClientError, can_repeat: bool) -> Failed {
-    let end = match attempt::broken(error) {
-        AttemptEnd::Retryable { fault, .. } if !can_repeat => AttemptEnd::Final(fault),
-        end => end,
-    };
-    match error {
+fn broken(error: &ClientError) -> Failed {
+    let end = attempt::broken(error);
+    let report = match error {
         // Out at once: whatever else it is, it does not listen.
-        ClientError::Connect(_) | ClientError::ConnectTimeout(_) => Failed { end, report: Report::Refused },
-        _ => end.into(),
-    }
+        ClientError::Connect(_) | ClientError::ConnectTimeout(_) => Report::Refused,
+        _ if error.is_own() => Report::Unknown,
+        _ => return end.into(),
+    };
+    Failed { end, report, still_runs: false }
+}
+
+/// An upload streams through once, so that nothing of it can be repeated.
+fn broken_upload(error: &ClientError, verdict: &Verdict) -> Failed {
+    let failed = broken(error);
+    let fault = verdict.take().unwrap_or_else(|| failed.end.into_fault());
+    Failed { end: AttemptEnd::Final(fault), ..failed }
 }

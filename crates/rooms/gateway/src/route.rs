@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{AliasName, Case, DeploymentName, Fault};
+use tidegate_engine::dialect::Serves;
 use tidegate_routing::target::choose;
 
 use crate::account::Tail;
@@ -102,17 +103,18 @@ pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tai
         return Err(route.verdict());
     }
     loop {
-        if let Some(deployment) = choose_target(route, tail) {
+        if let Some(deployment) = choose_target(ticket, route, tail) {
             return Ok(Target { deployment });
         }
         fall_back(ticket, route, tail).await?;
     }
 }
 
-/// A deployment of the alias that still has a replica to try, by weight.
-fn choose_target(route: &Route, tail: &Tail) -> Option<Arc<DeploymentView>> {
+/// A deployment of the alias that speaks the endpoint and still has a replica to try, by weight.
+fn choose_target(ticket: &Ticket, route: &Route, tail: &Tail) -> Option<Arc<DeploymentView>> {
     let weights = route.alias.targets.iter().map(|target| {
-        let is_out = route.exhausted.contains(&target.deployment.name);
+        let is_out = route.exhausted.contains(&target.deployment.name)
+            || target.deployment.serves(ticket.grant.endpoint) == Serves::No;
         if is_out { 0 } else { target.weight }
     });
     choose(weights, tail.core.random()).map(|index| Arc::clone(&route.alias.targets[index].deployment))

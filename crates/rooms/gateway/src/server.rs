@@ -3,6 +3,7 @@
 //! A connection stays on the core that accepted it, so nothing it does wakes another core. HTTP/2 is spoken by ALPN
 //! under TLS and by prior knowledge in the clear; there is no upgrade.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -19,6 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 use crate::body::Body;
@@ -33,6 +35,12 @@ pub const HEADERS_MAX: usize = 64;
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Streams of one HTTP/2 connection.
 pub const H2_STREAMS_MAX: u32 = 128;
+/// Streams of one HTTP/2 connection that were reset before we came to them; one more ends it.
+pub const H2_RESETS_MAX: usize = 20;
+/// Header list of one HTTP/2 request, decompressed, as RFC 9113 counts it.
+pub const H2_HEADER_LIST_MAX: u32 = 16 * 1024;
+/// A silent HTTP/2 peer is asked after this time whether it is there, and has as long to answer.
+pub const H2_PING: Duration = Duration::from_secs(20);
 /// Connections of one core; more wait in the kernel's queue.
 pub const CONNECTIONS_MAX: usize = 16 * 1024;
 
@@ -40,6 +48,15 @@ pub const CONNECTIONS_MAX: usize = 16 * 1024;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
+    /// When its connection was accepted.
+    pub(crate) since: Instant,
+}
+
+impl Peer {
+    /// A peer whose connection was accepted now.
+    pub(crate) fn now(address: SocketAddr) -> Self {
+        Self { address, since: Instant::now() }
+    }
 }
 
 /// Binds one listener per core to the same address.
@@ -79,7 +96,7 @@ pub(crate) async fn serve(
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, address)) => {
                     let (core, tls, drain) = (Rc::clone(&core), tls.clone(), drain.clone());
-                    connections.spawn_local(connection(core, stream, Peer { address }, tls, drain));
+                    connections.spawn_local(connection(core, stream, Peer::now(address), tls, drain));
                 }
                 Err(error) => refused_accept(&error).await,
             },
@@ -142,7 +159,11 @@ pub(crate) async fn speak<I>(core: Rc<Core>, io: I, peer: Peer, h2: bool, drain:
 where
     I: Read + Write + Unpin + 'static,
 {
+    let _open = Open::new(&core);
+    let begun = Rc::new(Cell::new(false));
+    let first = first_request(peer.since, Rc::clone(&begun));
     let service = service_fn(move |request: Request<Incoming>| {
+        begun.set(true);
         let core = Rc::clone(&core);
         async move { Ok::<Response<Body>, Infallible>(path::serve(core, peer, request).await) }
     });
@@ -151,6 +172,7 @@ where
         tokio::pin!(connection);
         tokio::select! {
             _ = connection.as_mut() => return,
+            () = first => return,
             () = drained(drain) => connection.as_mut().graceful_shutdown(),
         }
         let _ = connection.await;
@@ -159,9 +181,35 @@ where
         tokio::pin!(connection);
         tokio::select! {
             _ = connection.as_mut() => return,
+            () = first => return,
             () = drained(drain) => connection.as_mut().graceful_shutdown(),
         }
         let _ = connection.await;
+    }
+}
+
+/// Ends when the first request head is overdue: hyper's own timer starts later (behind TLS and the look at the first
+/// bytes), and for HTTP/2 there is none.
+async fn first_request(since: Instant, begun: Rc<Cell<bool>>) {
+    tokio::time::sleep_until(since + HEADER_DEADLINE).await;
+    if begun.get() {
+        std::future::pending().await
+    }
+}
+
+/// A connection, as the gauge counts it.
+struct Open(Rc<Core>);
+
+impl Open {
+    fn new(core: &Rc<Core>) -> Self {
+        core.shared.metrics.connections.inc();
+        Self(Rc::clone(core))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.shared.metrics.connections.dec();
     }
 }
 
@@ -186,10 +234,10 @@ fn http2_builder() -> http2::Builder<LocalExecutor> {
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(H2_STREAMS_MAX)
-        .max_pending_accept_reset_streams(20)
-        .max_header_list_size(16 * 1024)
-        .keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(20));
+        .max_pending_accept_reset_streams(H2_RESETS_MAX)
+        .max_header_list_size(H2_HEADER_LIST_MAX)
+        .keep_alive_interval(H2_PING)
+        .keep_alive_timeout(H2_PING);
     builder
 }
 

@@ -68,6 +68,13 @@ impl Reader {
         }
     }
 
+    fn ended(&self) -> bool {
+        match self {
+            Self::Native(stream) => stream.ended(),
+            Self::Translated(stream) => stream.ended(),
+        }
+    }
+
     fn engine_id(&self) -> Option<&str> {
         match self {
             Self::Native(stream) => stream.engine_id(),
@@ -132,12 +139,13 @@ impl Streamed {
     }
 
     /// Waits for the first complete event, or for the whole answer if it is that short. Good events before a fault were
-    /// not sent yet: nothing has been delivered, so that another replica may be tried.
+    /// not sent yet: nothing has been delivered, so that another replica may be tried. Comments before it are left out:
+    /// an engine that only says that it lives has not begun to answer.
     pub(crate) async fn first_event(&mut self, tail: &mut Tail) -> Result<(), AttemptEnd> {
         loop {
             let step = poll_fn(|context| self.poll_step(context, Some(tail))).await;
             match step {
-                Step::Events(events) if events.is_empty() => {}
+                Step::Events(events) if events.is_empty() || self.reader.progress() == 0 => {}
                 Step::Events(events) | Step::Complete(events) => {
                     self.first = Some(events);
                     return Ok(());
@@ -198,7 +206,8 @@ impl Streamed {
         let read = match Pin::new(&mut *upstream).poll_frame(context) {
             Poll::Pending => {
                 let is_first = lent.is_some();
-                return self.deadline.poll(context).map(|_| Step::Failed(silent(is_first)));
+                let ended = self.reader.ended();
+                return self.deadline.poll(context).map(|_| over(ended, silent(is_first)));
             }
             Poll::Ready(read) => read,
         };
@@ -215,17 +224,17 @@ impl Streamed {
                     Ok(events) => Step::Events(events),
                 }
             }
-            Some(Err(error)) => Step::Failed(attempt::broken(&error)),
+            Some(Err(error)) => over(self.reader.ended(), attempt::broken(&error)),
             None => finish(&mut self.reader, Bytes::new()),
         };
-        note(&self.reader, &step, tail);
+        let now = tail.core.now();
+        note(&self.reader, &step, tail, now);
         if matches!(step, Step::Complete(_)) {
             self.upstream = None;
         }
         let progress = self.reader.progress();
         if progress != self.progress {
             self.progress = progress;
-            let now = tail.last_byte.unwrap_or_else(|| tail.core.now());
             self.deadline.set(now.after(self.gap).min(self.whole));
         }
         Poll::Ready(step)
@@ -256,6 +265,11 @@ fn silent(is_first: bool) -> AttemptEnd {
     if is_first { AttemptEnd::Final(attempt::first_byte_timeout().into_fault()) } else { attempt::gap_timeout() }
 }
 
+/// The connection failed, or was silent for too long. Behind the answer's own end that is nobody's loss.
+fn over(ended: bool, end: AttemptEnd) -> Step {
+    if ended { Step::Complete(Bytes::new()) } else { Step::Failed(end) }
+}
+
 /// The engine closed its answer after `events`.
 fn finish(reader: &mut Reader, events: Bytes) -> Step {
     match reader.end() {
@@ -269,11 +283,11 @@ fn finish(reader: &mut Reader, events: Bytes) -> Step {
 }
 
 /// What the tail has to know of one read.
-fn note(reader: &Reader, step: &Step, tail: &mut Tail) {
+fn note(reader: &Reader, step: &Step, tail: &mut Tail, now: Monotonic) {
     if let Step::Events(events) | Step::Complete(events) = step
         && !events.is_empty()
     {
-        tail.note_byte(tail.core.now());
+        tail.note_byte(now);
     }
     tail.usage = reader.usage().or(tail.usage);
     tail.delivered = reader.content_events();
