@@ -14,6 +14,7 @@ pub mod attempt;
 pub mod backend;
 pub mod client;
 pub mod dialect;
+pub mod fuzz;
 pub mod launch;
 pub mod probe;
 pub mod scrape;

@@ -158,11 +158,11 @@ pub fn parse(dialect: Dialect, page: &[u8]) -> Signals {
     found.retain(|name, _| !not_gauges.contains(name));
     let read = |family: &Family| {
         let series = family.names.iter().find_map(|name| found.get(name))?;
-        let value = match family.join {
+        let value: f64 = match family.join {
             Join::Sum => series.iter().sum(),
             Join::Max => series.iter().copied().fold(0.0, f64::max),
         };
-        Some(value)
+        Some(value).filter(|value| value.is_finite())
     };
     Signals {
         waiting: read(&names.waiting),

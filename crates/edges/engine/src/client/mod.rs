@@ -20,10 +20,10 @@ mod endpoint;
 mod error;
 mod exchange;
 mod framing;
-pub mod fuzz;
 mod head;
 mod io;
 mod pool;
+pub mod replay;
 pub mod tls;
 
 pub use body::ResponseBody;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::Frame;
 use proptest::prelude::*;
-use tidegate_engine::client::{ClientError, Endpoint, Head, Method, Pool, PoolSettings, fuzz};
+use tidegate_engine::client::{ClientError, Endpoint, Head, Method, Pool, PoolSettings, replay};
 use tokio::io::AsyncReadExt as _;
 
 use crate::memory::{Memory, pool};
@@ -403,17 +403,17 @@ proptest! {
         cuts.extend([0, bytes.len()]);
         cuts.sort_unstable();
         let pieces = cuts.windows(2).map(|pair| &bytes[pair[0]..pair[1]]);
-        prop_assert_eq!(fuzz::read([&bytes[..]]), fuzz::read(pieces));
+        prop_assert_eq!(replay::read([&bytes[..]]), replay::read(pieces));
     }
 
     #[test]
     fn a_response_read_byte_by_byte_is_read_the_same(bytes in response()) {
-        prop_assert_eq!(fuzz::read([&bytes[..]]), fuzz::read(bytes.chunks(1)));
+        prop_assert_eq!(replay::read([&bytes[..]]), replay::read(bytes.chunks(1)));
     }
 
     #[test]
     fn no_input_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        fuzz::response(&bytes);
+        tidegate_engine::fuzz::response(&bytes);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tidegate_engine::client::fuzz::{self, Outcome};
+use tidegate_engine::client::replay::{self, Outcome};
 
 /// The folder of recorded answers.
 pub(crate) fn folder() -> PathBuf {
@@ -16,7 +16,7 @@ pub(crate) fn folder() -> PathBuf {
 /// One recorded answer: status and body.
 pub(crate) fn read(name: &str) -> (u16, Vec<u8>) {
     let text = std::fs::read(folder().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-    match fuzz::read([&*as_sent(text)]) {
+    match replay::read([&*as_sent(text)]) {
         Outcome::Whole { status, body, surplus: 0 } => (status, body),
         other => panic!("{name}: {other:?}"),
     }
@@ -54,4 +54,32 @@ fn every_recorded_answer_of_a_real_engine_is_read() {
         }
     }
     assert!(count > 70, "{count}");
+}
+
+/// Runs every file of a fuzz target's corpus.
+fn corpus(target: &str, run: fn(&[u8])) {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../fuzz/corpus")).join(target);
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
+    assert!(!files.is_empty(), "{} is empty", folder.display());
+    for file in files {
+        run(&std::fs::read(file.unwrap().path()).unwrap());
+    }
+}
+
+#[test]
+fn the_fuzz_corpus_holds() {
+    corpus("response", tidegate_engine::fuzz::response);
+    corpus("engine_error", tidegate_engine::fuzz::error_body);
+    corpus("metrics", tidegate_engine::fuzz::metrics);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_error_body_and_no_metrics_page_breaks_a_promise(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200), text in "[ -~\n]{0,200}") {
+        tidegate_engine::fuzz::error_body(&bytes);
+        tidegate_engine::fuzz::error_body(text.as_bytes());
+        tidegate_engine::fuzz::metrics(text.as_bytes());
+        let line = format!("vllm:num_requests_running{text}");
+        tidegate_engine::fuzz::metrics(line.as_bytes());
+    }
 }
