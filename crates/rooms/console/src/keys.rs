@@ -88,7 +88,8 @@ pub struct KeyView {
 /// A key that was made or rotated: the only time its secret is seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CreatedKey {
-    /// The secret.
+    /// The key itself.
+    #[serde(rename = "key")]
     pub secret: String,
     /// The key.
     #[serde(flatten)]
@@ -265,11 +266,7 @@ async fn refresh(console: &Console) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// When the store fails.
-pub async fn load_keyring(
-    store: &Store,
-    pepper: Arc<Pepper>,
-    before: Option<&Keyring>,
-) -> Result<Keyring, StoreError> {
+pub async fn load_keyring(store: &Store, pepper: Arc<Pepper>, before: Option<&Keyring>) -> Result<Keyring, StoreError> {
     let keys = store.keys().await?;
     let records = keys.into_iter().map(|key| {
         let known = before.and_then(|before| before.by_id(key.record.id.as_str()));

@@ -69,3 +69,27 @@ impl Console {
             .with_state(self)
     }
 }
+
+/// Serves a router on a listener until the task is dropped.
+///
+/// # Errors
+/// The listener failed for good.
+pub async fn serve<L>(listener: L, router: Router) -> std::io::Result<()>
+where
+    L: axum::serve::Listener,
+    L::Addr: std::fmt::Debug,
+{
+    axum::serve(listener, router).await
+}
+
+/// Serves one connection.
+pub async fn serve_one<S>(stream: S, router: Router)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let service = hyper_util::service::TowerToHyperService::new(router);
+    let connection =
+        hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), service);
+    // The other end is in this process: an error is its own.
+    let _ = connection.await;
+}

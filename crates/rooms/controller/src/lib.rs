@@ -1,1 +1,18 @@
-//! Brings replicas up, proves them, watches them.
+//! Brings replicas up, proves them, watches them, stops them.
+//!
+//! ```text
+//! Site --members()--> wanted --Fleet::apply()--> one supervisor per replica (task)
+//!                                                  │  start (if ours) -> probe until a token came -> Serving
+//!                                                  │  scrape every 5 s; the process ended or is silent -> Failing
+//!                                                  └─ stop: Draining -> bookings gone -> process ended -> Stopped
+//! ```
+//!
+//! A replica that both the old and the new documents want, in the same way, stays as it is over a reload. The timetable
+//! and GPU placement will decide what is wanted; supervision stays what it is.
+
+mod fleet;
+mod member;
+mod supervise;
+
+pub use fleet::{Backends, Fleet, FleetSettings, ReadSecret, ReplicaStatus};
+pub use member::MemberError;

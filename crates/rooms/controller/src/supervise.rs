@@ -1,0 +1,275 @@
+//! One replica's life: started if it is ours, proven by a real token, watched, ended.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidegate_engine::Dialect;
+use tidegate_engine::backend::Backend;
+use tidegate_engine::launch::{CommandLine, EngineSpec, Exit, Process, log_tail};
+use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe};
+use tidegate_engine::scrape::{self, scrape};
+use tidegate_routing::ReplicaState;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::fleet::{FleetSettings, ReplicaStatus};
+use crate::member::{Launch, Member, MemberError, Source, model_path};
+
+/// First wait after an engine of ours ended by itself; doubles.
+pub(crate) const RESTART_FIRST: Duration = Duration::from_secs(1);
+/// Bound of the doubling.
+pub(crate) const RESTART_MAX: Duration = Duration::from_secs(60);
+/// An engine that served this long starts the doubling anew.
+pub(crate) const RESTART_FORGIVEN: Duration = Duration::from_secs(600);
+/// Time between probes of an engine that fails otherwise than by booting.
+pub(crate) const PROBE_EVERY: Duration = Duration::from_secs(2);
+/// Scrapes in a row that may fail before the engine has to prove itself again.
+pub(crate) const SCRAPES_MISSED_MAX: u32 = 2;
+/// How long a drain waits for what runs.
+pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(30);
+/// How long an engine has to end after SIGTERM.
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of an engine's log that are looked at for the reason of its end.
+const LOG_TAIL_BYTES: u64 = 4 * 1024;
+
+/// A replica and what its supervisor says of it.
+#[derive(Debug)]
+pub(crate) struct Supervised {
+    pub(crate) backend: Arc<Backend>,
+    address: Box<str>,
+    problem: Mutex<Option<String>>,
+    looked: watch::Sender<bool>,
+}
+
+/// What a supervisor does.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    probe: Probe,
+    start: Option<Start>,
+}
+
+#[derive(Debug)]
+struct Start {
+    minder: Vec<OsString>,
+    instance: String,
+    command: CommandLine,
+    log: PathBuf,
+}
+
+/// Prepares a supervisor.
+pub(crate) fn plan(settings: &FleetSettings, member: &Member, port: Option<u16>) -> Result<Plan, MemberError> {
+    let probe = Probe { dialect: member.dialect, kind: member.kind, served_name: Arc::clone(&member.served_name) };
+    let start = match (&member.source, port) {
+        (Source::Launched(launch), Some(port)) => Some(start(settings, member, launch, port)?),
+        (Source::Launched(_) | Source::External { .. }, _) => None,
+    };
+    Ok(Plan { probe, start })
+}
+
+fn start(settings: &FleetSettings, member: &Member, launch: &Launch, port: u16) -> Result<Start, MemberError> {
+    let model = model_path(launch, member.dialect)?;
+    let command = CommandLine::render(&EngineSpec {
+        dialect: member.dialect,
+        engine: launch.engine.as_ref(),
+        deployment: &launch.deployment,
+        model: &model,
+        host: "127.0.0.1",
+        port,
+        gpu_memory_bytes: None,
+    });
+    let instance = member.id.as_str().replace('/', "-");
+    let log = settings.folder.join(format!("{instance}.log"));
+    Ok(Start { minder: settings.minder.clone(), instance, command, log })
+}
+
+impl Supervised {
+    pub(crate) fn new(backend: Arc<Backend>, address: &str) -> Self {
+        Self { backend, address: address.into(), problem: Mutex::new(None), looked: watch::Sender::new(false) }
+    }
+
+    pub(crate) fn looked(&self) -> watch::Receiver<bool> {
+        self.looked.subscribe()
+    }
+
+    pub(crate) fn status(&self, member: &Member, now: Instant) -> ReplicaStatus {
+        let signals = self.backend.signals(now).unwrap_or_default();
+        let replica = self.backend.replica();
+        ReplicaStatus {
+            replica: member.id.to_string(),
+            deployment: member.deployment.to_string(),
+            state: replica.state().as_str(),
+            address: self.address.to_string(),
+            in_flight: replica.booked(),
+            waiting: signals.waiting,
+            running: signals.running,
+            kv_usage: signals.kv_usage,
+            context_tokens: self.backend.context_tokens(),
+            broken: replica.open_until().is_some(),
+            problem: self.problem.lock().clone(),
+        }
+    }
+
+    fn set_state(&self, state: ReplicaState) {
+        self.backend.replica().set_state(state);
+    }
+
+    /// Says what is in the way, in status always and in the log when it is news.
+    fn say(&self, problem: Option<String>) {
+        let mut known = self.problem.lock();
+        if *known == problem {
+            return;
+        }
+        if let Some(problem) = &problem {
+            tracing::warn!(replica = %self.backend.replica().id(), problem, "replica is not serving");
+        }
+        *known = problem;
+    }
+}
+
+/// Runs until `stopping` says so.
+pub(crate) async fn supervise(replica: Arc<Supervised>, plan: Plan, mut stopping: watch::Receiver<bool>) {
+    let mut wait = RESTART_FIRST;
+    loop {
+        let served_since = Instant::now();
+        match &plan.start {
+            None => watch_external(&replica, &plan.probe, &mut stopping).await,
+            Some(start) => run_ours(&replica, &plan.probe, start, &mut stopping).await,
+        }
+        if *stopping.borrow() {
+            break;
+        }
+        if served_since.elapsed() >= RESTART_FORGIVEN {
+            wait = RESTART_FIRST;
+        }
+        tokio::select! {
+            () = sleep(wait) => wait = (wait * 2).min(RESTART_MAX),
+            () = stop_asked(&mut stopping) => break,
+        }
+    }
+    replica.set_state(ReplicaState::Stopped);
+}
+
+async fn stop_asked(stopping: &mut watch::Receiver<bool>) {
+    // An error means that whoever could ask is gone.
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+async fn watch_external(replica: &Supervised, probe: &Probe, stopping: &mut watch::Receiver<bool>) {
+    tokio::select! {
+        () = watch_forever(replica, probe) => {}
+        () = stop_asked(stopping) => drain(replica).await,
+    }
+}
+
+async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: &mut watch::Receiver<bool>) {
+    let mut process = match Process::start(&start.minder, &start.instance, &start.command, &start.log) {
+        Ok(process) => process,
+        Err(error) => {
+            replica.say(Some(format!("cannot be started: {error}")));
+            replica.looked.send_replace(true);
+            return;
+        }
+    };
+    tracing::info!(replica = %replica.backend.replica().id(), log = %start.log.display(), "engine started");
+    tokio::select! {
+        () = watch_forever(replica, probe) => {}
+        exit = process.exited() => {
+            replica.set_state(ReplicaState::Failing);
+            replica.backend.set_sample(None);
+            replica.backend.close_idle();
+            replica.say(Some(ended(&exit, start)));
+            replica.looked.send_replace(true);
+        }
+        () = stop_asked(stopping) => {
+            drain(replica).await;
+            replica.backend.close_idle();
+            process.stop(STOP_PATIENCE).await;
+            tracing::info!(replica = %replica.backend.replica().id(), "engine ended");
+        }
+    }
+}
+
+/// The reason of an end: the engine's own last words.
+fn ended(exit: &Exit, start: &Start) -> String {
+    let tail = log_tail(&start.log, LOG_TAIL_BYTES).unwrap_or_default();
+    let last = tail.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty");
+    let last: String = last.chars().take(300).collect();
+    format!("engine ended ({exit}); {}: {last}", start.log.display())
+}
+
+/// Proves the engine, then scrapes it until it falls silent, and again.
+async fn watch_forever(replica: &Supervised, probe: &Probe) {
+    loop {
+        prove(replica, probe).await;
+        watch_serving(replica, probe.dialect).await;
+    }
+}
+
+/// Asks for a token until one comes.
+async fn prove(replica: &Supervised, probe: &Probe) {
+    loop {
+        let outcome = probe.run(replica.backend.watch_pool()).await;
+        let wait = match outcome {
+            Ok(ready) => {
+                replica.backend.set_context_tokens(ready.context_tokens);
+                replica.say(None);
+                replica.set_state(ReplicaState::Serving);
+                replica.looked.send_replace(true);
+                tracing::info!(replica = %replica.backend.replica().id(), "serving");
+                return;
+            }
+            Err(NotReady::Booting(why)) => {
+                replica.say(Some(format!("booting: {why}")));
+                BOOTING_EVERY
+            }
+            Err(why) => {
+                replica.say(Some(why.to_string()));
+                PROBE_EVERY
+            }
+        };
+        replica.looked.send_replace(true);
+        sleep(wait).await;
+    }
+}
+
+/// Scrapes until the engine has to prove itself again: it missed scrapes, or requests found it broken and the breaker
+/// has been open since the last look.
+async fn watch_serving(replica: &Supervised, dialect: Dialect) {
+    let mut missed = 0;
+    loop {
+        match scrape(replica.backend.watch_pool(), dialect).await {
+            Ok(sample) => {
+                replica.backend.set_sample(Some(sample));
+                missed = 0;
+            }
+            // It answers; it just has no such page.
+            Err(scrape::ScrapeError::Status(_)) => missed = 0,
+            Err(error) => {
+                missed += 1;
+                if missed >= SCRAPES_MISSED_MAX {
+                    replica.set_state(ReplicaState::Failing);
+                    replica.backend.set_sample(None);
+                    replica.say(Some(format!("does not answer: {error}")));
+                    return;
+                }
+            }
+        }
+        sleep(scrape::EVERY).await;
+    }
+}
+
+/// Out of the pick first; then what runs may finish.
+async fn drain(replica: &Supervised) {
+    replica.set_state(ReplicaState::Draining);
+    let gone = async {
+        while replica.backend.replica().booked() > 0 {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    if timeout(DRAIN_MAX, gone).await.is_err() {
+        tracing::warn!(replica = %replica.backend.replica().id(), "drain timeout passed");
+    }
+}

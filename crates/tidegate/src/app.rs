@@ -1,0 +1,288 @@
+//! Wiring: from checked documents to a process in which everything runs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tidegate_config::Site;
+use tidegate_config::site::{Counters, Tls};
+use tidegate_controller::{Backends, Fleet, FleetSettings};
+use tidegate_core::{ModelName, ShiftName, Unix};
+use tidegate_engine::tokenizer::Tokenizer;
+use tidegate_gateway::catalogue::{Catalogue, Parts};
+use tidegate_gateway::metrics::Metrics;
+use tidegate_gateway::{Clock, CoreParts, Gateway, Shared};
+use tidegate_identity::{PeerThrottle, Pepper, SharedKeyring};
+use tidegate_policy::limiter::MemoryCounters;
+use tidegate_store::store::Shift;
+use tidegate_store::{JournalOptions, Journals, LedgerWriter, Store, WriterOptions};
+use tokio::runtime::Handle;
+
+use crate::desk::{Desk, Documents};
+use crate::fleet_metrics::{FleetCollector, LedgerCollector, ReloadLabels};
+use crate::known::Known;
+use crate::rebuild::rebuild;
+use crate::state::StateFolder;
+use crate::{MINDER, load};
+
+/// How long the listener waits for replicas to be looked at for the first time.
+const FIRST_LOOK: Duration = Duration::from_millis(150);
+
+/// A process in which everything runs.
+pub(crate) struct App {
+    pub(crate) documents: PathBuf,
+    pub(crate) state: StateFolder,
+    pub(crate) store: Store,
+    pub(crate) journals: Arc<Journals>,
+    pub(crate) writer: Arc<LedgerWriter>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) pepper: Arc<Pepper>,
+    pub(crate) reloaded: Arc<Mutex<Documents>>,
+    pub(crate) reloads: Reloads,
+    pub(crate) shift: Option<Shift>,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) gateway: Gateway,
+}
+
+/// Metrics of reloading.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reloads {
+    pub(crate) count: Family<ReloadLabels, Counter>,
+    pub(crate) in_force: Gauge,
+}
+
+impl Reloads {
+    fn register(registry: &mut Registry) -> Self {
+        let reloads = Self::default();
+        registry.register("tidegate_reloads", "Loads of the documents by outcome", reloads.count.clone());
+        let help = "1 when the documents on disk are the ones in force, else 0";
+        registry.register("tidegate_documents_in_force", help, reloads.in_force.clone());
+        for outcome in ["ok", "refused"] {
+            drop(reloads.count.get_or_create(&ReloadLabels { outcome }));
+        }
+        reloads.in_force.set(1);
+        reloads
+    }
+
+    pub(crate) fn note(&self, outcome: &'static str) {
+        self.count.get_or_create(&ReloadLabels { outcome }).inc();
+        self.in_force.set(i64::from(outcome == "ok"));
+    }
+}
+
+/// Builds and starts everything. Sockets are bound before anything else is touched, so that a taken address changes
+/// nothing.
+pub(crate) async fn build(site: Site, documents: PathBuf, state: StateFolder) -> anyhow::Result<App> {
+    check_supported(&site)?;
+    let cores = site.gateway.workers.unwrap_or_else(default_workers);
+    let listeners = tidegate_gateway::server::bind(site.gateway.listen, cores).with_context(|| {
+        format!("cannot listen on {}: is another process there? (Site.spec.gateway.listen)", site.gateway.listen)
+    })?;
+    let tls = site.gateway.tls.as_ref().map(server_tls).transpose()?;
+    let store = Store::open(&site.store, state.path()).await?;
+    let (journals, recovery) = Journals::open(&state.path().join("journal"), JournalOptions::default())?;
+    if !recovery.orphans.is_empty() {
+        tracing::warn!(orphans = recovery.orphans.len(), "the last process died with requests in flight; their estimates stand");
+    }
+    for damage in &recovery.damage {
+        tracing::warn!(?damage, "a part of the journal is unreadable");
+    }
+    let writer = LedgerWriter::start(store.clone(), &journals, &recovery, WriterOptions::default()).await?;
+    let (journals, writer) = (Arc::new(journals), Arc::new(writer));
+    let mut registry = Registry::default();
+    let metrics = Arc::new(Metrics::register(&mut registry));
+    let reloads = Reloads::register(&mut registry);
+    let clock = Clock::start();
+    let counters = Arc::new(MemoryCounters::new());
+    rebuild(&counters, &site, &store, &recovery, (clock.now(), tidegate_store::clock::wall())).await?;
+    let pepper = Arc::new(pepper(&site, state.path())?);
+    let keyring = tidegate_console::load_keyring(&store, Arc::clone(&pepper), None).await?;
+    let fleet = Arc::new(Fleet::new(fleet_settings(state.path(), cores)?, Handle::current()));
+    let (site, shift) = (Arc::new(site), store.shift().await?);
+    let backends = fleet.apply(&site);
+    let tokenizers = tokenizers(&site);
+    let in_force = shift_in_force(&site, shift.as_ref());
+    let catalogue = catalogue(&site, in_force, 1, &backends, &tokenizers, &metrics);
+    Known::of(&site, &documents).save(state.path())?;
+    let shared = Arc::new(Shared {
+        catalogue: ArcSwap::from_pointee(catalogue),
+        keyring: Arc::new(SharedKeyring::new(keyring)),
+        counters,
+        metrics,
+        throttle: PeerThrottle::new(),
+        clock,
+        draining: AtomicBool::new(false),
+        observer: None,
+    });
+    registry.register_collector(Box::new(FleetCollector(Arc::clone(&shared))));
+    registry.register_collector(Box::new(LedgerCollector {
+        journals: Arc::clone(&journals),
+        writer: Arc::clone(&writer),
+    }));
+    fleet.first_look(FIRST_LOOK).await;
+    let gateway = Gateway::start(&shared, core_parts(listeners, &journals)?, tls, site.gateway.drain)?;
+    let reloaded = Arc::new(Mutex::new(Documents { generation: 1, loaded_at: jiff::Timestamp::now(), refused: None }));
+    let scheme = if site.gateway.tls.is_some() { "https" } else { "http" };
+    let desk = Arc::new(Desk {
+        shared: Arc::clone(&shared),
+        fleet: Arc::clone(&fleet),
+        registry,
+        writer: Arc::clone(&writer),
+        journals: Arc::clone(&journals),
+        documents: Arc::clone(&reloaded),
+        shift: shift.clone(),
+        gate: format!("{scheme}://{}", gateway.address()),
+        started: jiff::Timestamp::now(),
+    });
+    Ok(App {
+        documents, state, store, journals, writer, shared, fleet, pepper, reloaded, reloads, shift, desk, gateway,
+    })
+}
+
+/// What the documents may say but this version does not do yet is refused, not ignored.
+fn check_supported(site: &Site) -> anyhow::Result<()> {
+    if matches!(site.counters, Counters::Redis(_)) {
+        bail!("Site.spec.counters: redis is not supported yet, use memory:");
+    }
+    Ok(())
+}
+
+fn default_workers() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+}
+
+fn core_parts(listeners: Vec<TcpListener>, journals: &Journals) -> anyhow::Result<Vec<CoreParts>> {
+    let parts = listeners.into_iter().enumerate().map(|(index, listener)| {
+        let journal = journals.journal(u16::try_from(index)?)?;
+        Ok(CoreParts { listener, journal })
+    });
+    parts.collect()
+}
+
+fn fleet_settings(state: &Path, cores: usize) -> anyhow::Result<FleetSettings> {
+    let folder = state.join("engines");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let own = std::env::current_exe().context("cannot find this program, which engines are started through")?;
+    Ok(FleetSettings {
+        folder,
+        cores,
+        minder: vec![own.into_os_string(), OsString::from(MINDER)],
+        tls: None,
+        read_secret: Box::new(|from| load::secret_text(from).map_err(|error| format!("{error:#}"))),
+    })
+}
+
+fn pepper(site: &Site, state: &Path) -> anyhow::Result<Pepper> {
+    match &site.identity.key_pepper {
+        Some(from) => Pepper::new(&load::secret(from)?).context("identity.keys.pepper"),
+        None => Pepper::open(&state.join("pepper")).context("the pepper of the state folder"),
+    }
+}
+
+fn server_tls(tls: &Tls) -> anyhow::Result<Arc<rustls::ServerConfig>> {
+    use rustls_pki_types::pem::PemObject as _;
+    let chain = load::secret(&tls.cert)?;
+    let chain: Result<Vec<_>, _> = rustls_pki_types::CertificateDer::pem_slice_iter(&chain).collect();
+    let chain = chain.ok().filter(|chain| !chain.is_empty()).context("gateway.tls.cert holds no certificate in PEM")?;
+    let key = rustls_pki_types::PrivateKeyDer::from_pem_slice(&load::secret(&tls.key)?)
+        .ok()
+        .context("gateway.tls.key holds no private key in PEM")?;
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .context("gateway.tls: certificate and key do not fit")?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// The shift set by hand, if the documents still know it; else the default.
+pub(crate) fn shift_in_force(site: &Site, set: Option<&Shift>) -> ShiftName {
+    match set {
+        Some(set) if site.shifts().contains(&set.name) => set.name.clone(),
+        Some(set) => {
+            let name = site.default_shift();
+            tracing::warn!(set = %set.name, in_force = %name, "the shift that was set is not in the documents any more");
+            name
+        }
+        None => site.default_shift(),
+    }
+}
+
+/// Tokenizers of the models whose folder has one. A broken one is said and the byte bound used instead.
+pub(crate) fn tokenizers(site: &Site) -> BTreeMap<ModelName, Arc<Tokenizer>> {
+    let mut found = BTreeMap::new();
+    for (name, model) in &site.models {
+        let local = match &model.source {
+            Some(tidegate_config::site::ModelSource::Local(path)) => Some(path.clone()),
+            Some(tidegate_config::site::ModelSource::Store { .. }) | None => None,
+        };
+        let beside = |path: PathBuf| if path.is_file() { path.parent().map(Path::to_path_buf) } else { Some(path) };
+        let Some(folder) = model.tokenizer.clone().or_else(|| local.and_then(beside)) else { continue };
+        match Tokenizer::load(&folder) {
+            Ok(Some(tokenizer)) => drop(found.insert(name.clone(), Arc::new(tokenizer))),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(model = %name, %error, "cannot use the tokenizer; prompts are bounded by bytes"),
+        }
+    }
+    found
+}
+
+pub(crate) fn catalogue(
+    site: &Arc<Site>,
+    shift: ShiftName,
+    generation: u64,
+    backends: &Backends,
+    tokenizers: &BTreeMap<ModelName, Arc<Tokenizer>>,
+    metrics: &Metrics,
+) -> Catalogue {
+    let created = tidegate_store::clock::wall().ms / 1_000;
+    Catalogue::new(Arc::clone(site), &Parts { shift, generation, created, backends, tokenizers, metrics })
+}
+
+impl App {
+    /// Brings every part to rest, in the order in which they need each other.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        let Self { gateway, fleet, writer, journals, store, shared, desk, .. } = self;
+        gateway.drain();
+        let joined = tokio::task::spawn_blocking(move || gateway.join()).await;
+        fleet.stop().await;
+        touch(&store, &shared).await;
+        drop(desk);
+        if let Err(error) = writer.drain().await {
+            tracing::warn!(error, "the ledger writer could not finish; the journal keeps what is left");
+        }
+        drop(writer);
+        if let Some(journals) = Arc::into_inner(journals) {
+            journals.close();
+        }
+        store.close().await;
+        joined.context("the gate could not be joined")?.context("a core of the gate failed")
+    }
+}
+
+/// When keys were last used, as far as it was noted since the last time.
+pub(crate) async fn touch(store: &Store, shared: &Shared) {
+    let uses: Vec<(_, Unix)> = shared
+        .keyring
+        .load()
+        .records()
+        .filter_map(|record| record.last_used.get().map(|used| (record.id.clone(), used)))
+        .collect();
+    if let Err(error) = store.touch_keys(&uses).await {
+        tracing::warn!(%error, "cannot note when keys were last used");
+    }
+}

@@ -1,0 +1,99 @@
+//! `tidegate up`: everything in one process.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tidegate_console::{Console, Trust};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::app::{self, App};
+use crate::cli::Up;
+use crate::state::StateFolder;
+use crate::{EXIT_DOCUMENTS, load, reload, telemetry, terminal};
+
+/// Threads for everything that is not the data path.
+const BACKGROUND_THREADS: usize = 2;
+
+/// Loads, builds, runs, drains.
+pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
+    telemetry::start(args.log_text);
+    let checked = load::documents(&args.documents)?;
+    let Some(site) = checked.site else {
+        for diagnostic in &checked.diagnostics {
+            terminal::note(&diagnostic.render());
+        }
+        return Ok(ExitCode::from(EXIT_DOCUMENTS));
+    };
+    for warning in &checked.diagnostics {
+        tracing::warn!(warning = warning.render(), "documents");
+    }
+    let state = StateFolder::open(&args.state.state)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(BACKGROUND_THREADS)
+        .thread_name("background")
+        .enable_all()
+        .build()?;
+    runtime.block_on(run(site, args, state))
+}
+
+async fn run(site: tidegate_config::Site, args: &Up, state: StateFolder) -> anyhow::Result<ExitCode> {
+    let admin = TcpListener::bind(site.admin.listen).await.with_context(|| {
+        format!("cannot listen on {}: is another process there? (Site.spec.admin.listen)", site.admin.listen)
+    })?;
+    let socket = own_socket(&state.socket())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let app = app::build(site, args.documents.clone(), state).await?;
+    let mut servers = serve_admin(&app, admin, socket)?;
+    tokio::select! {
+        watched = reload::watch_all(&app) => watched?,
+        _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
+        _ = interrupt.recv() => tracing::info!("interrupted: draining"),
+        Some(ended) = servers.join_next() => ended??,
+    }
+    let socket = app.state.socket();
+    app.gateway.drain();
+    let stopped = tokio::select! {
+        stopped = app.stop() => stopped,
+        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted again: not everything could finish")),
+    };
+    servers.shutdown().await;
+    // Whoever starts next makes a new one.
+    let _ = std::fs::remove_file(socket);
+    stopped.map(|()| {
+        tracing::info!("stopped");
+        ExitCode::SUCCESS
+    })
+}
+
+/// The admin socket, for the owner alone. We hold the state folder's lock, so one that is there is a dead process's.
+fn own_socket(path: &Path) -> anyhow::Result<UnixListener> {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+    }
+    // The folder is 0700, so there is no moment in which somebody else could connect.
+    let socket = UnixListener::bind(path).with_context(|| format!("cannot make the socket {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(socket)
+}
+
+fn serve_admin(app: &App, tcp: TcpListener, socket: UnixListener) -> anyhow::Result<JoinSet<std::io::Result<()>>> {
+    let panel: Arc<dyn tidegate_console::Panel> = Arc::<crate::desk::Desk>::clone(&app.desk);
+    let console = Console { store: app.store.clone(), keyring: Arc::clone(&app.shared.keyring), panel };
+    let address = tcp.local_addr()?;
+    let mut servers = JoinSet::new();
+    servers.spawn(tidegate_console::serve(tcp, console.clone().router(Trust::AdminKey)));
+    servers.spawn(tidegate_console::serve(socket, console.router(Trust::Owner)));
+    tracing::info!(
+        gate = app.desk.gate, admin = %address, state = %app.state.path().display(),
+        documents = %app.documents.display(), "serving"
+    );
+    Ok(servers)
+}
