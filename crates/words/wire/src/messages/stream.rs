@@ -136,12 +136,14 @@ impl ChatToMessages {
     fn events(&mut self, events: &[u8], out: &mut Vec<u8>) -> Result<(), Cause> {
         let mut framer = Framer::default();
         let mut rest = events;
-        while let Some(len) = framer.end(rest) {
+        while !rest.is_empty() {
+            // Only whole events come here: a CR at the very end waits for nothing.
+            let len = framer.end(rest).unwrap_or(rest.len());
             let event = &rest[..len];
             let parts = parts(event);
             match parts.data {
-                Data::None if parts.name.is_none() => out.extend_from_slice(event),
-                // A name without data is no event, and would be one of the other protocol's.
+                // Comments keep connections open, whatever they say. A name without data is no event.
+                Data::None if event.starts_with(b":") => out.extend_from_slice(b":\n\n"),
                 Data::None => {}
                 Data::Line { start, end } => self.data(&event[start..end], out)?,
                 Data::Lines => self.data(&joined(event), out)?,

@@ -187,7 +187,7 @@ impl Stream {
         if self.state != State::Open {
             return Ok(Bytes::new());
         }
-        let (work, mut next) = if self.carry.is_empty() {
+        let (work, next) = if self.carry.is_empty() {
             let next = self.framer.end(&read);
             (read, next)
         } else {
@@ -198,7 +198,12 @@ impl Stream {
             }
             (self.carry.split().freeze(), next)
         };
-        let mut output = Output { work: &work, copied: 0, buffer: None };
+        self.events(&work, next)
+    }
+
+    /// Takes the whole events of `work`, of which the first ends at `next`, and keeps the rest.
+    fn events(&mut self, work: &Bytes, mut next: Option<usize>) -> Result<Bytes, StreamFault> {
+        let mut output = Output { work, copied: 0, buffer: None };
         let mut seen = Seen::default();
         let mut start = 0;
         while let Some(len) = next {
@@ -233,11 +238,8 @@ impl Stream {
     pub fn end(&mut self) -> Result<Bytes, StreamFault> {
         let mut out = Bytes::new();
         if self.state == State::Open && !self.carry.is_empty() {
-            // A last event without its empty line counts if it is whole.
-            self.framer = Framer::default();
-            let mut last = self.carry.split();
-            last.extend_from_slice(b"\n\n");
-            out = match self.push(last.freeze()) {
+            let last = self.carry.split();
+            out = match self.last(last) {
                 Err(StreamFault { cause: Cause::Malformed, before }) => {
                     return Err(StreamFault { cause: Cause::Truncated, before });
                 }
@@ -248,6 +250,21 @@ impl Stream {
             return Err(StreamFault { before: out, ..self.broken(Cause::Truncated) });
         }
         Ok(out)
+    }
+
+    /// Takes what is left at the end. A CR that waited for its LF now counts for itself, and a last event without its
+    /// empty line counts if it is whole.
+    fn last(&mut self, mut last: BytesMut) -> Result<Bytes, StreamFault> {
+        self.framer = Framer::default();
+        let len = last.len();
+        last.extend_from_slice(b"x");
+        if Framer::default().end(&last) == Some(len) {
+            last.truncate(len);
+            return self.events(&last.freeze(), Some(len));
+        }
+        last.truncate(len);
+        last.extend_from_slice(b"\n\n");
+        self.push(last.freeze())
     }
 
     /// Tokens as last reported by the engine.

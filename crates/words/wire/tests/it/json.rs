@@ -134,7 +134,8 @@ proptest! {
         let at = at.index(text.len());
         text[at] = byte;
         if parse(&text).is_ok() {
-            prop_assert!(serde_json::from_slice::<serde_json::Value>(&text).is_ok());
+            // Grammar alone: the other reader's numbers end where a double does.
+            prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_ok());
         }
     }
 
