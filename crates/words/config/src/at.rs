@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::bounds::DIAGNOSTICS_MAX;
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::node::{NOT_SHOWN, Node, Position, is_secret_key};
 
@@ -137,10 +138,37 @@ pub(crate) fn push_index(path: &mut String, index: usize) {
 /// Everything that was found so far.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    pub(crate) diagnostics: Vec<Diagnostic>,
+    diagnostics: Vec<Diagnostic>,
+    /// How many were found beyond what is kept.
+    left_out: usize,
+    has_error: bool,
 }
 
+/// Most diagnostics that are kept until they are sorted: more than are shown, so that those shown come first in their
+/// files.
+const KEPT_MAX: usize = 10 * DIAGNOSTICS_MAX;
+
 impl Report {
+    /// Takes a diagnostic in; beyond the bound it is only counted.
+    pub(crate) fn add(&mut self, diagnostic: Diagnostic) {
+        self.has_error |= diagnostic.severity == Severity::Error;
+        if self.diagnostics.len() < KEPT_MAX {
+            self.diagnostics.push(diagnostic);
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    /// Whether anything found is an error.
+    pub(crate) fn has_error(&self) -> bool {
+        self.has_error
+    }
+
+    /// What was kept, and how many were not.
+    pub(crate) fn into_parts(self) -> (Vec<Diagnostic>, usize) {
+        (self.diagnostics, self.left_out)
+    }
+
     /// Reports an error.
     pub(crate) fn error(&mut self, at: &At<'_>, message: impl Into<String>) {
         self.push(at, Severity::Error, message.into(), None);
@@ -153,10 +181,9 @@ impl Report {
 
     /// Reports an error about text that must not be repeated.
     pub(crate) fn error_without_value(&mut self, at: &At<'_>, message: &str, hint: &str) {
-        let count = self.diagnostics.len();
-        self.push(at, Severity::Error, message.to_owned(), Some(hint.to_owned()));
-        if let Some(diagnostic) = self.diagnostics.get_mut(count) {
+        if let Some(mut diagnostic) = diagnostic(at, Severity::Error, message.to_owned(), Some(hint.to_owned())) {
             diagnostic.value = Some(NOT_SHOWN.to_owned());
+            self.add(diagnostic);
         }
     }
 
@@ -181,12 +208,14 @@ impl Report {
         name: &str,
         known: impl IntoIterator<Item = &'n str> + Clone,
     ) {
-        self.error_hint(at, format!("no {what} has the name `{name}`"), crate::suggest::hint(name, known));
+        // Hints cost a search among all names; nobody reads those of diagnostics that are not shown.
+        let hint = if self.diagnostics.len() < DIAGNOSTICS_MAX { crate::suggest::hint(name, known) } else { None };
+        self.error_hint(at, format!("no {what} has the name `{name}`"), hint);
     }
 
     /// Reports an error about a file, or about the documents as a whole (no file).
     pub(crate) fn about_file(&mut self, file: &Path, at: Position, message: String, hint: Option<String>) {
-        self.diagnostics.push(Diagnostic {
+        self.add(Diagnostic {
             file: file.to_path_buf(),
             line: at.line,
             column: at.column,
@@ -200,22 +229,29 @@ impl Report {
     }
 
     fn push(&mut self, at: &At<'_>, severity: Severity, message: String, hint: Option<String>) {
-        if at.is_wrong() {
-            return;
+        if let Some(diagnostic) = diagnostic(at, severity, message, hint) {
+            self.add(diagnostic);
         }
-        let Position { line, column } = at.position();
-        self.diagnostics.push(Diagnostic {
-            file: at.origin.file.clone(),
-            line,
-            column,
-            severity,
-            document: at.origin.title.clone(),
-            path: at.path(),
-            value: at.value(),
-            message,
-            hint,
-        });
     }
+}
+
+/// A diagnostic about a place; `None` when the shape there was reported already.
+fn diagnostic(at: &At<'_>, severity: Severity, message: String, hint: Option<String>) -> Option<Diagnostic> {
+    if at.is_wrong() {
+        return None;
+    }
+    let Position { line, column } = at.position();
+    Some(Diagnostic {
+        file: at.origin.file.clone(),
+        line,
+        column,
+        severity,
+        document: at.origin.title.clone(),
+        path: at.path(),
+        value: at.value(),
+        message,
+        hint,
+    })
 }
 
 /// A name of a document as other documents use it.

@@ -3,6 +3,8 @@
 
 /// Largest file, in bytes.
 pub const FILE_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of all files of one check together.
+pub const TOTAL_BYTES_MAX: usize = 16 << 20;
 /// Most files in one check.
 pub const FILES_MAX: usize = 2_000;
 /// Most documents in one check, over all files.

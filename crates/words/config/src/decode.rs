@@ -49,7 +49,7 @@ pub(crate) fn part<T: DeserializeOwned + Default>(
             }
         };
         let path = wrong.place.as_ref().map(|place| place.path.clone()).unwrap_or_default();
-        report.diagnostics.push(wrong.into_diagnostic(origin));
+        report.add(wrong.into_diagnostic(origin));
         let is_whole = path == key;
         let is_new = origin.wrong.insert(path);
         rounds += 1;

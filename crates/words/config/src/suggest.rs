@@ -2,15 +2,19 @@
 
 /// Longest name that is compared, in bytes: the work is the square of it.
 const COMPARED_BYTES_MAX: usize = 64;
+/// Most candidates that are compared.
+const COMPARED_MAX: usize = 2_000;
 
 /// The candidate nearest to `given`, when it is near enough to be a slip: an edit distance of at most a third of the
 /// length (and at least one), ties going to the first.
 pub(crate) fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (given.chars().count() / 3).max(1);
     let mut best: Option<(usize, &str)> = None;
-    for candidate in candidates {
-        let distance = if candidate.eq_ignore_ascii_case(given) { 0 } else { distance(given, candidate) };
-        if distance <= allowed && best.is_none_or(|(least, _)| distance < least) {
+    for candidate in candidates.into_iter().take(COMPARED_MAX) {
+        let is_same = candidate.eq_ignore_ascii_case(given);
+        let distance = if is_same { Some(0) } else { distance(given, candidate, allowed) };
+        let Some(distance) = distance else { continue };
+        if best.is_none_or(|(least, _)| distance < least) {
             best = Some((distance, candidate));
         }
     }
@@ -27,12 +31,16 @@ pub(crate) fn hint<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str
     (!known.is_empty() && known.len() <= LISTED_MAX).then(|| format!("known: {}", known.join(", ")))
 }
 
-/// Optimal string alignment: insertions, deletions, substitutions and swaps of neighbours.
-fn distance(a: &str, b: &str) -> usize {
+/// Optimal string alignment: insertions, deletions, substitutions and swaps of neighbours; `None` when there are more
+/// than `allowed`.
+fn distance(a: &str, b: &str, allowed: usize) -> Option<usize> {
     if a.len() > COMPARED_BYTES_MAX || b.len() > COMPARED_BYTES_MAX {
-        return usize::MAX;
+        return None;
     }
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    if a.len().abs_diff(b.len()) > allowed {
+        return None;
+    }
     let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for i in 1..=a.len() {
@@ -44,9 +52,14 @@ fn distance(a: &str, b: &str) -> usize {
                 next[j] = next[j].min(before[j - 2] + 1);
             }
         }
+        // A swap reaches back two rows: only when both are beyond the bound can nothing come back under it.
+        let is_beyond = |row: &[usize]| row.iter().all(|&distance| distance > allowed);
+        if is_beyond(&next) && is_beyond(&row) {
+            return None;
+        }
         before = std::mem::replace(&mut row, next);
     }
-    row[b.len()]
+    Some(row[b.len()]).filter(|&distance| distance <= allowed)
 }
 
 #[cfg(test)]
@@ -55,8 +68,9 @@ mod tests {
 
     #[test]
     fn a_slip_is_recognised_and_another_word_is_not() {
-        assert_eq!(distance("targte", "target"), 1);
-        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("targte", "target", 2), Some(1));
+        assert_eq!(distance("", "abc", 3), Some(3));
+        assert_eq!(distance("", "abc", 2), None);
         assert_eq!(nearest("deploymnet", ["deployment", "model"]), Some("deployment"));
         assert_eq!(nearest("TARGETS", ["targets"]), Some("targets"));
         assert_eq!(nearest("banana", ["deployment", "model"]), None);

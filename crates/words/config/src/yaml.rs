@@ -147,7 +147,12 @@ struct Open {
 
 enum Content {
     List(Vec<Node>),
-    Map { entries: Vec<Entry>, key: Key },
+    /// `lines` has the line of every key so far: a mapping may have as many keys as a document has values.
+    Map {
+        entries: Vec<Entry>,
+        lines: HashMap<String, u32>,
+        key: Key,
+    },
 }
 
 /// Where a mapping stands between its events.
@@ -175,7 +180,7 @@ impl Tree {
             }
             Event::SequenceStart(_, anchor, tag) => self.open(at, anchor, tag, Content::List(Vec::new()))?,
             Event::MappingStart(_, anchor, tag) => {
-                let content = Content::Map { entries: Vec::new(), key: Key::Expected };
+                let content = Content::Map { entries: Vec::new(), lines: HashMap::new(), key: Key::Expected };
                 self.open(at, anchor, tag, content)?;
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(),
@@ -235,7 +240,7 @@ impl Tree {
         let Some(Open { at, anchor, content }) = self.open.pop() else { return };
         let data = match content {
             Content::List(items) => Data::List(items),
-            Content::Map { entries, key: _ } => Data::Map(entries),
+            Content::Map { entries, lines: _, key: _ } => Data::Map(entries),
         };
         self.finish(Node::new(at, data), anchor);
     }
@@ -264,14 +269,14 @@ impl Tree {
                 items.push(node);
                 None
             }
-            Some(Open { content: Content::Map { entries, key }, .. }) => put(entries, key, node),
+            Some(Open { content: Content::Map { entries, lines, key }, .. }) => put(entries, lines, key, node),
         };
         self.faults.extend(fault);
     }
 }
 
 /// Takes a key or the value of the key before it.
-fn put(entries: &mut Vec<Entry>, key: &mut Key, node: Node) -> Option<Fault> {
+fn put(entries: &mut Vec<Entry>, lines: &mut HashMap<String, u32>, key: &mut Key, node: Node) -> Option<Fault> {
     match std::mem::replace(key, Key::Expected) {
         Key::Read(name, key_at) => {
             entries.push(Entry { key: name, key_at, value: node });
@@ -285,11 +290,12 @@ fn put(entries: &mut Vec<Entry>, key: &mut Key, node: Node) -> Option<Fault> {
                 let message = format!("a key is text, this is {}", node.describe());
                 return Some(Fault { at, message, hint: Some("quote a value that begins with `{` or `[`".to_owned()) });
             };
-            if let Some(first) = entries.iter().find(|entry| entry.key == *text) {
+            if let Some(line) = lines.get(text) {
                 *key = Key::Unusable;
-                let message = format!("key `{text}` stands twice, first in line {}", first.key_at.line);
+                let message = format!("key `{text}` stands twice, first in line {line}");
                 return Some(Fault { at, message, hint: None });
             }
+            lines.insert(text.clone(), at.line);
             *key = Key::Read(text.clone(), at);
             None
         }

@@ -145,6 +145,7 @@ impl Context<'_> {
 
     fn targets(&self, at: &At<'_>, raw: &[raw::Target], report: &mut Report) -> Vec<Target> {
         let mut targets: Vec<Target> = Vec::new();
+        let mut seen = BTreeSet::new();
         for (index, raw::Target { deployment, weight }) in raw.iter().enumerate() {
             let at = at.index(index);
             let weight = weight.and_then(|weight| within(&at.key("weight"), weight, 0, WEIGHT_MAX, report));
@@ -153,7 +154,7 @@ impl Context<'_> {
             if !self.documents.deployments.contains(name) && !self.documents.may_have(name) {
                 report.unknown(&at, "Deployment", name, self.documents.deployments.names());
             }
-            if targets.iter().any(|target| target.deployment.as_str() == name) {
+            if !seen.insert(name) {
                 report.error(&at, format!("Deployment `{name}` stands twice"));
             }
             let deployment = DeploymentName::from(name.as_str());
@@ -261,6 +262,7 @@ impl Context<'_> {
 
     /// A fallback is another alias of the same kind, and no chain of them comes back.
     fn fallbacks(&self, aliases: &BTreeMap<AliasName, Alias>, report: &mut Report) {
+        let circles = circles(aliases);
         for (doc, spec) in self.documents.aliases.readable() {
             let root = At::root(&doc.origin);
             let at = root.key("spec");
@@ -271,12 +273,8 @@ impl Context<'_> {
                     report.error(&at, "an alias cannot fall back to itself");
                 } else if !self.documents.aliases.contains(name) {
                     self.unknown_alias(&at, name, report);
-                } else if let Some(way) = way_back(name, &doc.name, aliases) {
-                    // Each cycle is reported once: at the alias whose name comes first.
-                    if way.iter().all(|other| other.as_str() >= &*doc.name) {
-                        let way: Vec<&str> = way.iter().map(AliasName::as_str).collect();
-                        report.error(&at, format!("falls back in a circle: {} → {}", doc.name, way.join(" → ")));
-                    }
+                } else if let Some(circle) = circles.get(&(&*doc.name, name)) {
+                    report.error(&at, format!("falls back in a circle: {}", way(circle)));
                 } else if let (Some(own), Some(other)) =
                     (self.alias_kind(&doc.name, aliases), self.alias_kind(name, aliases))
                     && !is_compatible(own, other)
@@ -351,7 +349,7 @@ fn same_as(at: &At<'_>, shift: &str, raw: &BTreeMap<String, raw::Shift>, report:
     while let Some(next) = way.last().and_then(|last| raw.get(*last)).and_then(|shift| shift.same_as.as_deref()) {
         if next == shift {
             if way.iter().min() == Some(&shift) {
-                report.error(&at, format!("`sameAs` goes in a circle: {} → {shift}", way.join(" → ")));
+                report.error(&at, format!("`sameAs` goes in a circle: {} → {shift}", self::way(&way)));
             }
             return;
         }
@@ -365,25 +363,51 @@ fn same_as(at: &At<'_>, shift: &str, raw: &BTreeMap<String, raw::Shift>, report:
     }
 }
 
-/// The way from one alias along fallbacks to another, both ends included.
-fn way_back(from: &str, to: &Name, aliases: &BTreeMap<AliasName, Alias>) -> Option<Vec<AliasName>> {
-    let (start, _) = aliases.get_key_value(from)?;
-    let mut ways = vec![vec![start.clone()]];
-    let mut seen: BTreeSet<AliasName> = BTreeSet::new();
-    while let Some(way) = ways.pop() {
-        let Some(last) = way.last() else { continue };
-        for next in aliases.get(last).map(|alias| alias.fallback.as_slice()).unwrap_or_default() {
-            let mut longer = way.clone();
-            longer.push(next.clone());
-            if next.as_str() == &**to {
-                return Some(longer);
-            }
-            if seen.insert(next.clone()) {
-                ways.push(longer);
+/// A way for people: a long one without its middle.
+fn way(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    match names {
+        [first @ .., last] if names.len() > SHOWN => {
+            let shown = first.get(..SHOWN - 2).unwrap_or(first);
+            format!("{} → … → {last} ({} steps)", shown.join(" → "), names.len() - 1)
+        }
+        names => names.join(" → "),
+    }
+}
+
+/// Circles of fallbacks, each once, by the step from its first alias to its second. One depth-first walk over all
+/// aliases in the order of their names: linear, however long the chains are.
+fn circles(aliases: &BTreeMap<AliasName, Alias>) -> BTreeMap<(&str, &str), Vec<&str>> {
+    let mut circles = BTreeMap::new();
+    let mut done: BTreeSet<&str> = BTreeSet::new();
+    for start in aliases.keys() {
+        // The way from the start, and for each alias on it how many of its fallbacks were followed.
+        let mut way: Vec<(&str, usize)> = vec![(start.as_str(), 0)];
+        let mut on_way: BTreeSet<&str> = BTreeSet::from([start.as_str()]);
+        while let Some((name, followed)) = way.last_mut() {
+            let next = aliases.get(*name).and_then(|alias| alias.fallback.get(*followed));
+            let Some(next) = next.filter(|_| !done.contains(*name)) else {
+                on_way.remove(*name);
+                done.insert(*name);
+                way.pop();
+                continue;
+            };
+            let (from, next) = (*name, next.as_str());
+            *followed += 1;
+            if on_way.contains(next) {
+                let circle = way.iter().map(|(name, _)| *name).skip_while(|name| *name != next).chain([next]);
+                let circle: Vec<&str> = circle.collect();
+                let second = circle.get(1).copied().unwrap_or(next);
+                if next != from {
+                    circles.insert((next, second), circle);
+                }
+            } else if !done.contains(next) && aliases.contains_key(next) {
+                on_way.insert(next);
+                way.push((next, 0));
             }
         }
     }
-    None
+    circles
 }
 
 fn media_hosts(at: &At<'_>, raw: &[String], report: &mut Report) -> BTreeSet<Name> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use crate::at::{At, Name, Origin, Report};
-use crate::bounds::{DOCUMENTS_MAX, FILE_BYTES_MAX, FILES_MAX};
+use crate::bounds::{DOCUMENTS_MAX, FILE_BYTES_MAX, FILES_MAX, TOTAL_BYTES_MAX};
 use crate::node::{Data, Node, Position};
 use crate::raw::alias::Alias;
 use crate::raw::deployment::Deployment;
@@ -138,7 +138,15 @@ pub(crate) fn read(sources: &[Source], report: &mut Report) -> Documents {
         report.about_file(std::path::Path::new(""), Position::default(), message, None);
         documents.is_cut = true;
     }
+    let mut bytes: usize = 0;
     for source in sources.iter().take(FILES_MAX) {
+        bytes = bytes.saturating_add(source.text.len());
+        if bytes > TOTAL_BYTES_MAX {
+            let message = format!("more than {TOTAL_BYTES_MAX} bytes in all files together");
+            report.about_file(&source.path, Position::default(), message, None);
+            documents.is_cut = true;
+            break;
+        }
         if source.text.len() > FILE_BYTES_MAX {
             let message = format!("file is larger than {FILE_BYTES_MAX} bytes");
             let hint = "documents may be spread over several files".to_owned();

@@ -37,9 +37,8 @@ pub(crate) fn check(sources: &[Source]) -> Checked {
     let mut report = Report::default();
     let documents = documents::read(sources, &mut report);
     let site = site(&documents, &mut report);
-    let diagnostics = sorted(report.diagnostics);
-    let is_clean = !diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
-    Checked { site: site.filter(|_| is_clean), diagnostics }
+    let site = site.filter(|_| !report.has_error());
+    Checked { site, diagnostics: sorted(report) }
 }
 
 /// Files that documents name and whose content the check needs.
@@ -71,21 +70,23 @@ fn site(documents: &Documents, report: &mut Report) -> Option<Site> {
 }
 
 /// By file and place, errors before warnings in the same place; bounded.
-fn sorted(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
+fn sorted(report: Report) -> Vec<Diagnostic> {
+    let (mut diagnostics, mut left_out) = report.into_parts();
     diagnostics.sort();
     diagnostics.dedup();
     if diagnostics.len() > DIAGNOSTICS_MAX {
         // Errors are what matters when not everything can be said.
         diagnostics.sort_by_key(|diagnostic| diagnostic.severity);
-        let left_out = diagnostics.len() - DIAGNOSTICS_MAX;
-        let severity = diagnostics[DIAGNOSTICS_MAX..].iter().map(|diagnostic| diagnostic.severity).min();
+        left_out += diagnostics.len() - DIAGNOSTICS_MAX;
         diagnostics.truncate(DIAGNOSTICS_MAX);
         diagnostics.sort();
+    }
+    if left_out > 0 {
         diagnostics.push(Diagnostic {
             file: PathBuf::new(),
             line: 0,
             column: 0,
-            severity: severity.unwrap_or(Severity::Error),
+            severity: diagnostics.iter().map(|diagnostic| diagnostic.severity).min().unwrap_or(Severity::Error),
             document: None,
             path: String::new(),
             value: None,

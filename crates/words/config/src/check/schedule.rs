@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::civil::Weekday;
+use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
 use tidegate_core::{DeploymentName, ShiftName};
 
@@ -86,14 +86,22 @@ pub(super) fn check(
     report: &mut Report,
 ) -> BTreeMap<Name, Schedule> {
     let mut schedules: BTreeMap<Name, Schedule> = BTreeMap::new();
+    let mut taken = Taken::default();
     for (doc, spec) in documents.schedules.readable() {
         let root = At::root(&doc.origin);
         let at = root.key("spec");
         let Some(schedule) = schedule(&at, spec, documents, shifts, zone, report) else { continue };
-        one_schedule_per_date(&at, doc, &schedule, &schedules, report);
+        one_schedule_per_date(&at, doc, &schedule, &mut taken, report);
         schedules.insert(Arc::clone(&doc.name), schedule);
     }
     schedules
+}
+
+/// Whose each day of the week and each date is.
+#[derive(Default)]
+struct Taken {
+    days: BTreeMap<WeekdayOrd, Name>,
+    dates: BTreeMap<Date, Name>,
 }
 
 /// A date has at most one Schedule: days of the week against days, dates against dates (dates beat days).
@@ -101,18 +109,21 @@ fn one_schedule_per_date(
     at: &At<'_>,
     doc: &Doc<raw::Schedule>,
     schedule: &Schedule,
-    others: &BTreeMap<Name, Schedule>,
+    taken: &mut Taken,
     report: &mut Report,
 ) {
-    for (name, other) in others {
-        let days: Vec<&str> = schedule.days.intersection(&other.days).map(|day| day_name(day.0)).collect();
-        if !days.is_empty() {
-            let message = format!("{} has two Schedules: `{name}` and `{}`", days.join(", "), doc.name);
+    for day in &schedule.days {
+        let owner = taken.days.entry(*day).or_insert_with(|| Arc::clone(&doc.name));
+        if *owner != doc.name {
+            let message = format!("{} has two Schedules: `{owner}` and `{}`", day_name(day.0), doc.name);
             let hint = "give each its own `days`, or name `dates`, which beat days".to_owned();
             report.error_hint(&at.key("days"), message, hint);
         }
-        for date in schedule.dates.intersection(&other.dates) {
-            report.error(&at.key("dates"), format!("{date} has two Schedules: `{name}` and `{}`", doc.name));
+    }
+    for date in &schedule.dates {
+        let owner = taken.dates.entry(*date).or_insert_with(|| Arc::clone(&doc.name));
+        if *owner != doc.name {
+            report.error(&at.key("dates"), format!("{date} has two Schedules: `{owner}` and `{}`", doc.name));
         }
     }
 }
@@ -209,7 +220,7 @@ fn exceptions(
     documents: &Documents,
     shifts: &Shifts,
     report: &mut Report,
-) -> BTreeMap<jiff::civil::Date, ScheduleException> {
+) -> BTreeMap<Date, ScheduleException> {
     let mut exceptions = BTreeMap::new();
     for (index, raw::Exception { date, shift }) in raw.iter().enumerate() {
         let at = at.index(index);

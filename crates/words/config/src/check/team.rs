@@ -146,10 +146,12 @@ fn grants(
     report: &mut Report,
 ) -> Vec<Grant> {
     let mut grants: Vec<Grant> = Vec::new();
+    let mut seen = BTreeSet::new();
     for (index, raw) in raw.iter().enumerate() {
         let at = at.index(index);
         let Some(grant) = grant(&at, raw, documents, report) else { continue };
-        if grants.iter().any(|other| other.scope == grant.scope) {
+        let scope = (raw.alias.as_deref(), grant.scope == GrantScope::All, raw.class.map(RawClass::checked));
+        if !seen.insert(scope) {
             report.error(&at, "the same thing is granted twice");
         }
         if let GrantScope::Alias(name) = &grant.scope

@@ -59,5 +59,6 @@ pub(crate) struct Target {
     #[schemars(with = "String")]
     pub(crate) deployment: Option<String>,
     /// Its share, relative to the other targets, from 0 to 1000000. Default 100.
+    #[schemars(range(min = 0, max = 1000000))]
     pub(crate) weight: Option<u32>,
 }

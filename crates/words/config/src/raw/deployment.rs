@@ -44,6 +44,7 @@ pub(crate) struct Deployment {
     /// Service class. Default general.
     pub(crate) class: Option<Class>,
     /// Higher goes first, from -1000000 to 1000000. Default 0.
+    #[schemars(range(min = -1000000, max = 1000000))]
     pub(crate) priority: Option<i32>,
     /// External KV tier.
     pub(crate) kv_tier: Option<KvTier>,
@@ -75,12 +76,16 @@ pub(crate) enum Kind {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Parallel {
     /// Tensor: 1, 2, 4 or 8. Default 1.
+    #[schemars(extend("enum" = [1, 2, 4, 8]))]
     pub(crate) tp: Option<u32>,
     /// Expert, from 1 to 256. Default 1.
+    #[schemars(range(min = 1, max = 256))]
     pub(crate) ep: Option<u32>,
     /// Pipeline, from 1 to 64. Default 1.
+    #[schemars(range(min = 1, max = 64))]
     pub(crate) pp: Option<u32>,
     /// Data, from 1 to 64. Default 1.
+    #[schemars(range(min = 1, max = 64))]
     pub(crate) dp: Option<u32>,
 }
 
@@ -139,6 +144,7 @@ pub(crate) struct Memory {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Launch {
     /// Number of replicas, from 0 to 1024. Default 1.
+    #[schemars(range(min = 0, max = 1024))]
     pub(crate) replicas: Option<u32>,
     /// Command instead of the engine's.
     #[serde(default)]

@@ -25,7 +25,7 @@ use crate::quantity::{Count, Span};
 #[schemars(inline)]
 pub(crate) struct Metadata {
     /// Name of the thing: lower-case letters, digits, `-` and `.`, at most 63 characters, unique within its kind.
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("pattern" = "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "maxLength" = 63))]
     pub(crate) name: Option<String>,
 }
 
@@ -85,6 +85,7 @@ pub(crate) struct Timeouts {
     /// A whole streamed request. Default 1h.
     pub(crate) whole_streamed: Option<Span>,
     /// Attempts in all, over replicas and fallbacks, from 1 to 10. Default 3.
+    #[schemars(range(min = 1, max = 10))]
     pub(crate) attempts: Option<u32>,
 }
 

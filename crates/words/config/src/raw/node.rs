@@ -50,7 +50,7 @@ pub(crate) enum Facts {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Gpus {
     /// How many, from 1 to 256.
-    #[schemars(with = "u32")]
+    #[schemars(with = "u32", range(min = 1, max = 256))]
     pub(crate) count: Option<u32>,
     /// Product name.
     pub(crate) product: Option<String>,

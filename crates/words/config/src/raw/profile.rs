@@ -16,6 +16,7 @@ pub(crate) struct ModelProductionProfile {
     /// Name of the Model that was measured.
     pub(crate) model: Option<String>,
     /// Tensor-parallel size that was selected: 1, 2, 4 or 8.
+    #[schemars(extend("enum" = [1, 2, 4, 8]))]
     pub(crate) tp: Option<u32>,
     /// Expected peak of requests in flight; the alias's limit is made from it.
     pub(crate) concurrency: Option<Count>,

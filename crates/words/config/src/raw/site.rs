@@ -69,6 +69,7 @@ pub(crate) struct Gateway {
     /// Largest request body, from 1KiB to 1GiB. Default 32MiB.
     pub(crate) max_body: Option<Bytes>,
     /// Serving threads, from 1 to 1024. Default one per core.
+    #[schemars(range(min = 1, max = 1024))]
     pub(crate) workers: Option<u32>,
     /// How long a shutdown waits for requests in flight. Default 30s.
     pub(crate) drain: Option<Span>,

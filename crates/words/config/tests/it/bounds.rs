@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use tidegate_config::bounds::{
     DEPTH_MAX, DIAGNOSTICS_MAX, DOCUMENTS_MAX, FILE_BYTES_MAX, FILES_MAX, NAME_BYTES_MAX, SHAPE_ERRORS_MAX,
-    VALUE_SHOWN_MAX, VALUES_MAX,
+    TOTAL_BYTES_MAX, VALUE_SHOWN_MAX, VALUES_MAX,
 };
 use tidegate_config::{Source, check, check_text};
 
@@ -27,6 +27,45 @@ fn a_file_has_a_largest_size() {
     let said = padded(FILE_BYTES_MAX + 1).diagnostics;
     assert_eq!(said.len(), 1, "nothing follows from what was not read");
     assert_eq!(said[0].message, "file is larger than 1048576 bytes");
+}
+
+#[test]
+fn all_files_together_have_a_largest_size() {
+    let files = |bytes: usize| {
+        let mut files = vec![Source::new("base.yaml", BASE)];
+        let mut left = bytes - BASE.len();
+        while left > 0 {
+            let size = left.min(FILE_BYTES_MAX);
+            // A comment of one line is the cheapest text to read.
+            files.push(Source::new(format!("{left}.yaml"), format!("#{}", "x".repeat(size - 1))));
+            left -= size;
+        }
+        check(&files).diagnostics
+    };
+    assert_eq!(files(TOTAL_BYTES_MAX), []);
+    assert_eq!(files(TOTAL_BYTES_MAX + 1)[0].message, "more than 16777216 bytes in all files together");
+}
+
+#[test]
+fn long_chains_of_aliases_are_walked_once() {
+    let chain = |count: usize, last: &str| {
+        let mut text = String::new();
+        for index in 0..count {
+            let next = if index + 1 < count { format!("x{:05}", index + 1) } else { last.to_owned() };
+            let _ = write!(
+                text,
+                "kind: Alias\nmetadata: {{name: x{index:05}}}\nspec: {{targets: [{{deployment: d}}], fallback: [{next}]}}\n---\n"
+            );
+        }
+        with(&text).diagnostics
+    };
+    assert_eq!(chain(5_000, "a"), []);
+    let said = chain(5_000, "x00000");
+    assert_eq!(said.len(), 1);
+    assert_eq!(
+        said[0].message,
+        "falls back in a circle: x00000 → x00001 → x00002 → x00003 → x00004 → x00005 → … → x00000 (5000 steps)"
+    );
 }
 
 #[test]
