@@ -89,7 +89,6 @@ pub struct KeyView {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CreatedKey {
     /// The key itself.
-    #[serde(rename = "key")]
     pub secret: String,
     /// The key.
     #[serde(flatten)]

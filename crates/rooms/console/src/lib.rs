@@ -48,7 +48,6 @@ pub struct Console {
 
 impl Console {
     /// The router; `trust` says who is at the other end.
-    #[must_use]
     pub fn router(self, trust: Trust) -> Router {
         let guarded = Router::new()
             .route("/admin/v1/status", get(status::status))
