@@ -9,4 +9,5 @@ mod launch;
 mod memory;
 mod probe;
 mod real;
+mod tls;
 mod tokenizer;
