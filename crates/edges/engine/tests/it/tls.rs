@@ -55,7 +55,7 @@ async fn serve(listener: &TcpListener, acceptor: &TlsAcceptor) -> Result<(), std
     Ok(())
 }
 
-async fn pool_for(listener: &TcpListener, host: &str, authority: &str) -> Arc<Pool> {
+fn pool_for(listener: &TcpListener, host: &str, authority: &str) -> Arc<Pool> {
     let config = tls::config(authority.as_bytes()).unwrap();
     let url = format!("https://{host}:{}", listener.local_addr().unwrap().port());
     Pool::new(Endpoint::parse(&url, None, Some(&config)).unwrap(), PoolSettings::default())
@@ -65,7 +65,7 @@ async fn pool_for(listener: &TcpListener, host: &str, authority: &str) -> Arc<Po
 async fn an_engine_under_tls_is_asked_over_one_connection() {
     let (authority, certificate, key) = certificates("localhost");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let pool = pool_for(&listener, "localhost", &authority).await;
+    let pool = pool_for(&listener, "localhost", &authority);
     let acceptor = acceptor(&certificate, &key);
     let asked = async {
         let body = Bytes::from_static(b"{\"body\":1}");
@@ -86,7 +86,7 @@ async fn an_engine_with_another_name_or_authority_is_not_asked() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let acceptor = acceptor(&certificate, &key);
     for (host, authority) in [("127.0.0.1", &authority), ("localhost", &other_authority)] {
-        let pool = pool_for(&listener, host, authority).await;
+        let pool = pool_for(&listener, host, authority);
         let (served, asked) = tokio::join!(
             serve(&listener, &acceptor),
             pool.send(Head::post_json("/a"), Bytes::from_static(b"{\"body\":1}"))
