@@ -126,7 +126,22 @@ async fn cost(grant: &Grant, alias: &AliasView, standing: &Standing, tail: &Tail
     } else {
         Prompt::Bound(bound)
     };
-    estimate::cost(prompt, output, &caps)
+    estimate::cost(prompt, output, &caps).map_err(|fault| fault.param(prompt_field(grant.endpoint)))
+}
+
+/// The field that holds the prompt.
+const fn prompt_field(endpoint: Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Completions => "prompt",
+        Endpoint::Embeddings | Endpoint::Responses => "input",
+        Endpoint::Rerank => "documents",
+        Endpoint::ChatCompletions
+        | Endpoint::Messages
+        | Endpoint::CountTokens
+        | Endpoint::Transcriptions
+        | Endpoint::Models
+        | Endpoint::Model => "messages",
+    }
 }
 
 /// The prompt's tokens by the model's own tokenizer, largest over the targets; `None` when a target has none.

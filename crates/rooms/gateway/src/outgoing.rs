@@ -39,7 +39,7 @@ pub(crate) enum Payload {
     /// At hand, so that it can be sent again.
     Json(Bytes),
     /// Streaming through, once.
-    Upload { body: Passage, length: Option<u64> },
+    Upload { body: Box<Passage>, length: Option<u64> },
 }
 
 /// Makes the request for a deployment's engine.
@@ -68,7 +68,7 @@ pub(crate) fn outgoing(ticket: &mut Ticket, deployment: &DeploymentView, tail: &
             Ok(Outgoing {
                 path: endpoint.path(),
                 content_type: upload.content_type().into(),
-                payload: Payload::Upload { body, length },
+                payload: Payload::Upload { body: Box::new(body), length },
                 shape: native(endpoint, alias, UsageAsked::No),
             })
         }

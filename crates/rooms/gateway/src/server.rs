@@ -193,7 +193,7 @@ where
 async fn first_request(since: Instant, begun: Rc<Cell<bool>>) {
     tokio::time::sleep_until(since + HEADER_DEADLINE).await;
     if begun.get() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -14,14 +15,15 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate_config::Source;
-use tidegate_core::{CallerName, Entry, Limits, TeamName, Unix};
+use tidegate_core::{CallerName, Entry, Limits, ModelName, ShiftName, TeamName, Unix};
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Endpoint, PoolSettings};
+use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::catalogue::{Catalogue, Parts};
 use tidegate_gateway::local::LocalGate;
 use tidegate_gateway::metrics::Metrics;
 use tidegate_gateway::{Clock, Observer, Shared};
-use tidegate_identity::{ApiKey, KeyKind, KeyRecord, Keyring, LastUsed, PeerThrottle, Pepper, SharedKeyring};
+use tidegate_identity::{ApiKey, KeyKind, KeyRecord, Keyring, LastUsed, PeerThrottle, Pepper, SharedKeyring, StoreState};
 use tidegate_policy::limiter::MemoryCounters;
 use tidegate_routing::{Replica, ReplicaState};
 use tidegate_store::{JournalOptions, Journals};
@@ -71,6 +73,30 @@ pub(crate) struct House {
     _folder: TempDir,
 }
 
+/// What may be special about a house.
+#[derive(Debug, Default)]
+pub(crate) struct Setup {
+    /// Wall time at the start, in milliseconds; the system's when left out.
+    pub(crate) wall: Option<i64>,
+    /// The shift in force; the default one when left out.
+    pub(crate) shift: Option<&'static str>,
+    pub(crate) tokenizers: BTreeMap<ModelName, Arc<Tokenizer>>,
+    pub(crate) journal: JournalOptions,
+}
+
+impl Setup {
+    /// A tokenizer for the model `tiny` that makes one token of each word.
+    pub(crate) fn counting_words() -> Self {
+        let folder = TempDir::new().unwrap();
+        let words = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
+            "pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
+            "model":{"type":"WordLevel","vocab":{"[UNK]":0},"unk_token":"[UNK]"}}"#;
+        std::fs::write(folder.path().join("tokenizer.json"), words).unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap().unwrap();
+        Self { tokenizers: [(ModelName::from("tiny"), Arc::new(tokenizer))].into(), ..Self::default() }
+    }
+}
+
 /// An answer, read to its end.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -90,6 +116,16 @@ impl Answer {
         std::str::from_utf8(&self.body).unwrap()
     }
 
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    /// The data of every event, parsed; `[DONE]` is a string.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        let data = self.text().lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| Value::from(data))).collect()
+    }
+
     pub(crate) fn code(&self) -> String {
         self.json()["error"]["code"].as_str().unwrap_or("null").to_owned()
     }
@@ -99,6 +135,11 @@ impl House {
     /// The house of `documents` with one engine per script; every deployment has all of them as its replicas, unless
     /// its name ends in `-N`: then it has engine N alone.
     pub(crate) async fn new(documents: &str, scripts: Vec<Script>) -> Self {
+        Self::with(documents, scripts, Setup::default()).await
+    }
+
+    /// The same with something special about it.
+    pub(crate) async fn with(documents: &str, scripts: Vec<Script>, setup: Setup) -> Self {
         let mut engines = Vec::new();
         for script in scripts {
             engines.push(FakeEngine::start(script).await.unwrap());
@@ -118,11 +159,11 @@ impl House {
         let catalogue = Catalogue::new(
             Arc::clone(&site),
             &Parts {
-                shift: site.default_shift(),
+                shift: setup.shift.map_or_else(|| site.default_shift(), ShiftName::from),
                 generation: 1,
                 created: 0,
                 backends: &backends,
-                tokenizers: &BTreeMap::new(),
+                tokenizers: &setup.tokenizers,
                 metrics: &metrics,
             },
         );
@@ -136,11 +177,11 @@ impl House {
             counters: Arc::new(MemoryCounters::new()),
             metrics,
             throttle: PeerThrottle::new(),
-            clock: Clock::start(),
+            clock: setup.wall.map_or_else(Clock::start, |wall| Clock::start_at(Unix::from_ms(wall))),
             draining: AtomicBool::new(false),
             observer: Some(Observer(Box::new(move |entry| seen.lock().unwrap().push(entry.clone())))),
         });
-        let (journals, _) = Journals::open(Path::new(folder.path()), JournalOptions::default()).unwrap();
+        let (journals, _) = Journals::open(Path::new(folder.path()), setup.journal).unwrap();
         let gate = LocalGate::new(Arc::clone(&shared), journals.journal(0).unwrap());
         let mut house = Self {
             gate,
@@ -191,6 +232,24 @@ impl House {
         self.shared.keyring.replace(Keyring::new(Arc::clone(&self.pepper), self.records.iter().cloned()));
     }
 
+    /// The last key made is not in the keyring any more.
+    pub(crate) fn forget_last_key(&mut self) {
+        self.records.pop();
+        self.shared.keyring.replace(Keyring::new(Arc::clone(&self.pepper), self.records.iter().cloned()));
+    }
+
+    /// Whether the store follows: `Away` means that unknown keys cannot be told from wrong ones.
+    pub(crate) fn store_is(&self, state: StoreState) {
+        self.shared.keyring.note_store(state);
+    }
+
+    /// A new connection that speaks HTTP/2.
+    pub(crate) fn connect_h2(&mut self) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(256 * 1024);
+        self.gate.serve(theirs, "192.0.2.2:1000".parse().unwrap(), true);
+        ours
+    }
+
     /// A new connection.
     pub(crate) fn connect(&mut self) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(256 * 1024);
@@ -202,6 +261,13 @@ impl House {
     pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Answer {
         let pending = self.start(request).await;
         finish(pending).await
+    }
+
+    /// Sends one request and does not wait for anything.
+    pub(crate) async fn begin(&mut self, request: Request<Full<Bytes>>) -> Pending {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect())).await.unwrap();
+        tokio::task::spawn_local(connection);
+        tokio::task::spawn_local(async move { sender.send_request(request).await })
     }
 
     /// Sends one request and returns when its head has come.
@@ -239,12 +305,17 @@ impl House {
 
     /// Sends raw bytes on a new connection and reads until the gate closes it or says nothing for a second.
     pub(crate) async fn raw(&mut self, bytes: &[u8]) -> String {
+        self.raw_for(bytes, Duration::from_secs(1)).await
+    }
+
+    /// The same with more patience.
+    pub(crate) async fn raw_for(&mut self, bytes: &[u8], patience: Duration) -> String {
         let mut stream = self.connect();
         stream.write_all(bytes).await.unwrap();
         let mut answer = Vec::new();
         let mut buffer = [0; 4096];
         loop {
-            match tokio::time::timeout(std::time::Duration::from_secs(1), stream.read(&mut buffer)).await {
+            match tokio::time::timeout(patience, stream.read(&mut buffer)).await {
                 Ok(Ok(0) | Err(_)) | Err(_) => break,
                 Ok(Ok(len)) => answer.extend_from_slice(&buffer[..len]),
             }
@@ -257,6 +328,16 @@ impl House {
         self.entries.lock().unwrap().clone()
     }
 
+    /// The ledger as it was at the start.
+    pub(crate) fn forget_entries(&self) {
+        self.entries.lock().unwrap().clear();
+    }
+
+    /// Puts an entry back.
+    pub(crate) fn remember(&self, entry: Entry) {
+        self.entries.lock().unwrap().push(entry);
+    }
+
     /// The one ledger entry.
     pub(crate) fn entry(&self) -> Entry {
         let entries = self.entries();
@@ -264,11 +345,35 @@ impl House {
         entries.into_iter().next().unwrap()
     }
 
+    /// Nothing is in flight, held, booked or reserved: waits for what the engines may still hold.
+    pub(crate) async fn assert_idle(&self) {
+        self.settle().await;
+        assert_eq!(self.shared.counters.live(), 0, "reservations");
+        assert_eq!(self.shared.metrics.in_flight.get(), 0, "requests in flight");
+        assert_eq!(self.gate.held(), 0, "slots held");
+        for backend in &self.backends {
+            assert_eq!(backend.replica().booked(), 0, "bookings of {}", backend.replica().id());
+        }
+    }
+
+    /// Lets everything run that can run now, and the longest abort bound pass.
+    pub(crate) async fn settle(&self) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+
+    /// The last ledger entry.
+    pub(crate) fn last(&self) -> Entry {
+        self.entries().into_iter().last().unwrap()
+    }
+
     /// Requests that ran a model, over all engines.
     pub(crate) fn runs(&self) -> usize {
         self.engines.iter().map(|engine| engine.runs().len()).sum()
     }
 }
+
+/// A request on its way; aborting it closes its connection.
+pub(crate) type Pending = tokio::task::JoinHandle<Result<http::Response<hyper::body::Incoming>, hyper::Error>>;
 
 /// Reads an answer to its end.
 pub(crate) async fn finish(response: http::Response<hyper::body::Incoming>) -> Answer {
@@ -302,4 +407,20 @@ fn backend(engine: &FakeEngine, index: usize) -> Arc<Backend> {
 pub(crate) fn local<F: Future<Output = ()>>(test: F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+/// [`SITE`] with these limits in the team's grant of `chat`.
+pub(crate) fn granting(limits: &str) -> String {
+    SITE.replace("models: [{alias: chat}]", &format!("models: [{{alias: chat, {limits}}}]"))
+}
+
+/// [`SITE`] with more in the alias `chat`.
+pub(crate) fn alias_with(more: &str) -> String {
+    SITE.replace("{targets: [{deployment: tiny-v1, weight: 100}]}", &format!("{{targets: [{{deployment: tiny-v1}}], {more}}}"))
+}
+
+/// [`SITE`] with these engines instead of vLLM: one that speaks only chat completions.
+pub(crate) fn translating() -> String {
+    SITE.replace("spec: {timeZone: Asia/Seoul}", "spec: {engines: {plain: {dialect: vllm, messages: translate}}}")
+        .replace("engine: vllm", "engine: plain")
 }

@@ -8,3 +8,4 @@ mod accounting;
 mod attacks;
 mod basics;
 mod faults;
+mod refusals;
