@@ -26,7 +26,7 @@ use tidegate_gateway::{Clock, CoreParts, Gateway, Shared};
 use tidegate_identity::{PeerThrottle, Pepper, SharedKeyring};
 use tidegate_policy::limiter::MemoryCounters;
 use tidegate_store::store::Shift;
-use tidegate_store::{JournalOptions, Journals, LedgerWriter, Store, WriterOptions};
+use tidegate_store::{JournalOptions, Journals, LedgerWriter, Recovery, Store, WriterOptions};
 use tokio::runtime::Handle;
 
 use crate::desk::{Desk, Documents};
@@ -82,6 +82,34 @@ impl Reloads {
     }
 }
 
+/// Ledger and keys, opened and caught up with what a dead process left.
+struct Books {
+    store: Store,
+    journals: Arc<Journals>,
+    writer: Arc<LedgerWriter>,
+    recovery: Recovery,
+}
+
+impl Books {
+    async fn open(site: &Site, state: &Path) -> anyhow::Result<Self> {
+        let store = Store::open(&site.store, state).await?;
+        let (journals, recovery) = Journals::open(&state.join("journal"), JournalOptions::default())?;
+        report(&recovery);
+        let writer = LedgerWriter::start(store.clone(), &journals, &recovery, WriterOptions::default()).await?;
+        Ok(Self { store, journals: Arc::new(journals), writer: Arc::new(writer), recovery })
+    }
+}
+
+fn report(recovery: &Recovery) {
+    let orphans = recovery.orphans.len();
+    if orphans > 0 {
+        tracing::warn!(orphans, "the last process died with requests in flight; their estimates stand");
+    }
+    for damage in &recovery.damage {
+        tracing::warn!(?damage, "a part of the journal is unreadable");
+    }
+}
+
 /// Builds and starts everything. Sockets are bound before anything else is touched, so that a taken address changes
 /// nothing.
 pub(crate) async fn build(site: Site, documents: PathBuf, state: StateFolder) -> anyhow::Result<App> {
@@ -91,31 +119,64 @@ pub(crate) async fn build(site: Site, documents: PathBuf, state: StateFolder) ->
         format!("cannot listen on {}: is another process there? (Site.spec.gateway.listen)", site.gateway.listen)
     })?;
     let tls = site.gateway.tls.as_ref().map(server_tls).transpose()?;
-    let store = Store::open(&site.store, state.path()).await?;
-    let (journals, recovery) = Journals::open(&state.path().join("journal"), JournalOptions::default())?;
-    if !recovery.orphans.is_empty() {
-        tracing::warn!(orphans = recovery.orphans.len(), "the last process died with requests in flight; their estimates stand");
-    }
-    for damage in &recovery.damage {
-        tracing::warn!(?damage, "a part of the journal is unreadable");
-    }
-    let writer = LedgerWriter::start(store.clone(), &journals, &recovery, WriterOptions::default()).await?;
-    let (journals, writer) = (Arc::new(journals), Arc::new(writer));
+    let books = Books::open(&site, state.path()).await?;
     let mut registry = Registry::default();
-    let metrics = Arc::new(Metrics::register(&mut registry));
     let reloads = Reloads::register(&mut registry);
+    let pepper = Arc::new(pepper(&site, state.path())?);
+    let fleet = Arc::new(Fleet::new(fleet_settings(state.path(), cores)?, Handle::current()));
+    let (site, shift) = (Arc::new(site), books.store.shift().await?);
+    Known::of(&site, &documents).save(state.path())?;
+    let shared = share(&site, shift.as_ref(), &books, &pepper, &fleet, &mut registry).await?;
+    fleet.first_look(FIRST_LOOK).await;
+    let gateway = Gateway::start(&shared, core_parts(listeners, &books.journals)?, tls, site.gateway.drain)?;
+    let reloaded = Arc::new(Mutex::new(Documents { generation: 1, loaded_at: jiff::Timestamp::now(), refused: None }));
+    let scheme = if site.gateway.tls.is_some() { "https" } else { "http" };
+    let desk = Arc::new(Desk {
+        shared: Arc::clone(&shared),
+        fleet: Arc::clone(&fleet),
+        registry,
+        writer: Arc::clone(&books.writer),
+        journals: Arc::clone(&books.journals),
+        documents: Arc::clone(&reloaded),
+        shift: shift.clone(),
+        gate: format!("{scheme}://{}", gateway.address()),
+        started: jiff::Timestamp::now(),
+    });
+    let Books { store, journals, writer, recovery: _ } = books;
+    Ok(App {
+        documents,
+        state,
+        store,
+        journals,
+        writer,
+        shared,
+        fleet,
+        pepper,
+        reloaded,
+        reloads,
+        shift,
+        desk,
+        gateway,
+    })
+}
+
+/// What the cores share, counted up to now.
+async fn share(
+    site: &Arc<Site>,
+    shift: Option<&Shift>,
+    books: &Books,
+    pepper: &Arc<Pepper>,
+    fleet: &Fleet,
+    registry: &mut Registry,
+) -> anyhow::Result<Arc<Shared>> {
+    let metrics = Arc::new(Metrics::register(registry));
     let clock = Clock::start();
     let counters = Arc::new(MemoryCounters::new());
-    rebuild(&counters, &site, &store, &recovery, (clock.now(), tidegate_store::clock::wall())).await?;
-    let pepper = Arc::new(pepper(&site, state.path())?);
-    let keyring = tidegate_console::load_keyring(&store, Arc::clone(&pepper), None).await?;
-    let fleet = Arc::new(Fleet::new(fleet_settings(state.path(), cores)?, Handle::current()));
-    let (site, shift) = (Arc::new(site), store.shift().await?);
-    let backends = fleet.apply(&site);
-    let tokenizers = tokenizers(&site);
-    let in_force = shift_in_force(&site, shift.as_ref());
-    let catalogue = catalogue(&site, in_force, 1, &backends, &tokenizers, &metrics);
-    Known::of(&site, &documents).save(state.path())?;
+    let now = (clock.now(), tidegate_store::clock::wall());
+    rebuild(&counters, site, &books.store, &books.recovery, now).await?;
+    let keyring = tidegate_console::load_keyring(&books.store, Arc::clone(pepper), None).await?;
+    let backends = fleet.apply(site);
+    let catalogue = catalogue(site, shift_in_force(site, shift), 1, &backends, &tokenizers(site), &metrics);
     let shared = Arc::new(Shared {
         catalogue: ArcSwap::from_pointee(catalogue),
         keyring: Arc::new(SharedKeyring::new(keyring)),
@@ -127,28 +188,9 @@ pub(crate) async fn build(site: Site, documents: PathBuf, state: StateFolder) ->
         observer: None,
     });
     registry.register_collector(Box::new(FleetCollector(Arc::clone(&shared))));
-    registry.register_collector(Box::new(LedgerCollector {
-        journals: Arc::clone(&journals),
-        writer: Arc::clone(&writer),
-    }));
-    fleet.first_look(FIRST_LOOK).await;
-    let gateway = Gateway::start(&shared, core_parts(listeners, &journals)?, tls, site.gateway.drain)?;
-    let reloaded = Arc::new(Mutex::new(Documents { generation: 1, loaded_at: jiff::Timestamp::now(), refused: None }));
-    let scheme = if site.gateway.tls.is_some() { "https" } else { "http" };
-    let desk = Arc::new(Desk {
-        shared: Arc::clone(&shared),
-        fleet: Arc::clone(&fleet),
-        registry,
-        writer: Arc::clone(&writer),
-        journals: Arc::clone(&journals),
-        documents: Arc::clone(&reloaded),
-        shift: shift.clone(),
-        gate: format!("{scheme}://{}", gateway.address()),
-        started: jiff::Timestamp::now(),
-    });
-    Ok(App {
-        documents, state, store, journals, writer, shared, fleet, pepper, reloaded, reloads, shift, desk, gateway,
-    })
+    let (journals, writer) = (Arc::clone(&books.journals), Arc::clone(&books.writer));
+    registry.register_collector(Box::new(LedgerCollector { journals, writer }));
+    Ok(shared)
 }
 
 /// What the documents may say but this version does not do yet is refused, not ignored.
@@ -179,7 +221,6 @@ fn fleet_settings(state: &Path, cores: usize) -> anyhow::Result<FleetSettings> {
         folder,
         cores,
         minder: vec![own.into_os_string(), OsString::from(MINDER)],
-        tls: None,
         read_secret: Box::new(|from| load::secret_text(from).map_err(|error| format!("{error:#}"))),
     })
 }
@@ -235,7 +276,9 @@ pub(crate) fn tokenizers(site: &Site) -> BTreeMap<ModelName, Arc<Tokenizer>> {
         match Tokenizer::load(&folder) {
             Ok(Some(tokenizer)) => drop(found.insert(name.clone(), Arc::new(tokenizer))),
             Ok(None) => {}
-            Err(error) => tracing::warn!(model = %name, %error, "cannot use the tokenizer; prompts are bounded by bytes"),
+            Err(error) => {
+                tracing::warn!(model = %name, %error, "cannot use the tokenizer; prompts are bounded by bytes");
+            }
         }
     }
     found

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::MetricType;
 use tidegate_gateway::Shared;
 use tidegate_gateway::metrics::ModelLabels;
 use tidegate_store::{Journals, LedgerWriter};
@@ -17,6 +17,9 @@ use tokio::time::Instant;
 /// Reads the fleet through the catalogue in force, so that labels are the documents' own.
 #[derive(Debug)]
 pub(crate) struct FleetCollector(pub(crate) Arc<Shared>);
+
+/// How a gauge is read; `None` leaves the series out.
+type Read = fn(&Load) -> Option<f64>;
 
 #[derive(Default)]
 struct Load {
@@ -57,7 +60,7 @@ impl Collector for FleetCollector {
             .into_iter()
             .map(|((model, precision, tp), load)| (ModelLabels { model, precision, tp }, load))
             .collect();
-        let families: [(&str, &str, fn(&Load) -> Option<f64>); 5] = [
+        let families: [(&str, &str, Read); 5] = [
             ("llm_active_requests", "Requests that replicas have of us", |load| Some(load.active as f64)),
             ("llm_queue_depth", "Requests that wait in engines", |load| load.waiting),
             ("llm_kv_cache_usage_ratio", "KV cache in use, the fullest replica", |load| load.kv_usage),
@@ -95,7 +98,11 @@ impl Collector for LedgerCollector {
             ("tidegate_ledger_failures", "Failures of the store", writer.failures),
             ("tidegate_journal_written_bytes", "Bytes written to the journal", journal.written_bytes),
             ("tidegate_journal_write_failures", "Writes to the journal that failed", journal.write_failures),
-            ("tidegate_journal_dropped_entries", "Uncharged entries given up for want of disk", journal.dropped_entries),
+            (
+                "tidegate_journal_dropped_entries",
+                "Uncharged entries given up for want of disk",
+                journal.dropped_entries,
+            ),
         ];
         for (name, help, value) in counters {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

@@ -4,8 +4,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use tidegate_config::{Checked, Source};
 use tidegate_config::site::SecretRef;
+use tidegate_config::{Checked, Source};
 
 /// Largest secret or certificate file.
 const SECRET_BYTES_MAX: u64 = 1024 * 1024;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use notify::Watcher as _;
+use tidegate_config::Site;
 use tidegate_identity::StoreState;
 use tidegate_store::store::{ChangeWatcher, Changes, POLL_INTERVAL};
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,6 +16,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{interval, sleep};
 
 use crate::app::{self, App};
+use crate::desk::Documents;
+use crate::known::Known;
 use crate::load;
 
 /// Editors write several times for one save, Git many files for one pull: what comes within this is one change.
@@ -91,36 +94,47 @@ fn fingerprint(documents: &Path) -> Vec<(std::path::PathBuf, u64, Option<std::ti
     files.into_iter().filter_map(look).collect()
 }
 
-fn reload(app: &App) {
-    let checked = match load::documents(&app.documents) {
-        Ok(checked) => checked,
-        Err(error) => return refused(app, &format!("{error:#}")),
-    };
-    let Some(site) = checked.site else {
+/// Reads and checks the documents; the text says everything that is wrong with them.
+fn read(app: &App) -> Result<Site, String> {
+    let checked = load::documents(&app.documents).map_err(|error| format!("{error:#}"))?;
+    checked.site.ok_or_else(|| {
         let all: Vec<_> = checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect();
-        return refused(app, &all.join("\n"));
-    };
-    let old = app.shared.catalogue.load_full();
-    if site.gateway.listen != old.site.gateway.listen || site.admin.listen != old.site.admin.listen {
+        all.join("\n")
+    })
+}
+
+fn reload(app: &App) {
+    match read(app) {
+        Ok(site) => put_in_force(app, Arc::new(site)),
+        Err(why) => refused(app, &why),
+    }
+}
+
+/// What only the next start can change.
+fn warn_of_fixed(site: &Site, old: &Site) {
+    if site.gateway.listen != old.gateway.listen || site.admin.listen != old.admin.listen {
         tracing::warn!("listen addresses change with the next start only");
     }
-    let site = Arc::new(site);
+}
+
+fn note_documents(app: &App, site: &Site) {
+    if let Err(error) = Known::of(site, &app.documents).save(app.state.path()) {
+        tracing::warn!(error = format!("{error:#}"), "cannot note the documents in the state folder");
+    }
+}
+
+fn put_in_force(app: &App, site: Arc<Site>) {
+    let old = app.shared.catalogue.load_full();
+    warn_of_fixed(&site, &old.site);
     let backends = app.fleet.apply(&site);
     let tokenizers = app::tokenizers(&site);
     let shift = app::shift_in_force(&site, app.shift.as_ref());
     let generation = old.generation + 1;
     let catalogue = app::catalogue(&site, shift, generation, &backends, &tokenizers, &app.shared.metrics);
     app.shared.catalogue.store(Arc::new(catalogue));
-    {
-        let mut documents = app.reloaded.lock();
-        documents.generation = generation;
-        documents.loaded_at = jiff::Timestamp::now();
-        documents.refused = None;
-    }
+    *app.reloaded.lock() = Documents { generation, loaded_at: jiff::Timestamp::now(), refused: None };
     app.reloads.note("ok");
-    if let Err(error) = crate::known::Known::of(&site, &app.documents).save(app.state.path()) {
-        tracing::warn!(error = format!("{error:#}"), "cannot note the documents in the state folder");
-    }
+    note_documents(app, &site);
     tracing::info!(generation, "documents reloaded");
 }
 
@@ -134,19 +148,23 @@ async fn keys(app: &App, mut changes: watch::Receiver<Changes>) {
     let mut seen = *changes.borrow_and_update();
     while changes.changed().await.is_ok() {
         let now = *changes.borrow_and_update();
-        let state = if now.reachable { StoreState::Connected } else { StoreState::Away };
         if now.reachable != seen.reachable {
             tracing::warn!(reachable = now.reachable, "store");
         }
         if now.keys != seen.keys {
-            let before = Arc::clone(&app.shared.keyring.load());
-            match tidegate_console::load_keyring(&app.store, Arc::clone(&app.pepper), Some(&before)).await {
-                Ok(keyring) => app.shared.keyring.replace(keyring),
-                Err(error) => tracing::error!(%error, "cannot read the keys; the last known ones stay in force"),
-            }
+            read_keys(app).await;
         }
+        let state = if now.reachable { StoreState::Connected } else { StoreState::Away };
         app.shared.keyring.note_store(state);
         seen = now;
+    }
+}
+
+async fn read_keys(app: &App) {
+    let before = Arc::clone(&app.shared.keyring.load());
+    match tidegate_console::load_keyring(&app.store, Arc::clone(&app.pepper), Some(&before)).await {
+        Ok(keyring) => app.shared.keyring.replace(keyring),
+        Err(error) => tracing::error!(%error, "cannot read the keys; the last known ones stay in force"),
     }
 }
 

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use tidegate_config::Site;
 use tidegate_console::{Console, Trust};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::app::{self, App};
@@ -41,34 +42,53 @@ pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
     runtime.block_on(run(site, args, state))
 }
 
-async fn run(site: tidegate_config::Site, args: &Up, state: StateFolder) -> anyhow::Result<ExitCode> {
+async fn run(site: Site, args: &Up, state: StateFolder) -> anyhow::Result<ExitCode> {
     let admin = TcpListener::bind(site.admin.listen).await.with_context(|| {
         format!("cannot listen on {}: is another process there? (Site.spec.admin.listen)", site.admin.listen)
     })?;
     let socket = own_socket(&state.socket())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = Signals::new()?;
     let app = app::build(site, args.documents.clone(), state).await?;
     let mut servers = serve_admin(&app, admin, socket)?;
     tokio::select! {
         watched = reload::watch_all(&app) => watched?,
-        _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
-        _ = interrupt.recv() => tracing::info!("interrupted: draining"),
+        name = signals.stop() => tracing::info!(signal = name, "draining"),
         Some(ended) = servers.join_next() => ended??,
     }
     let socket = app.state.socket();
-    app.gateway.drain();
-    let stopped = tokio::select! {
-        stopped = app.stop() => stopped,
-        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted again: not everything could finish")),
-    };
+    let stopped = stop(app, &mut signals).await;
     servers.shutdown().await;
     // Whoever starts next makes a new one.
     let _ = std::fs::remove_file(socket);
-    stopped.map(|()| {
-        tracing::info!("stopped");
-        ExitCode::SUCCESS
-    })
+    stopped.map(|()| ExitCode::SUCCESS)
+}
+
+/// Drains and stops everything; a second signal does not wait for it.
+async fn stop(app: App, signals: &mut Signals) -> anyhow::Result<()> {
+    app.gateway.drain();
+    tokio::select! {
+        stopped = app.stop() => stopped,
+        name = signals.stop() => Err(anyhow::anyhow!("{name} again: not everything could finish")),
+    }
+}
+
+/// What ends the process.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn stop(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }
 
 /// The admin socket, for the owner alone. We hold the state folder's lock, so one that is there is a dead process's.

@@ -27,12 +27,14 @@ pub(crate) fn key(args: &Key) -> anyhow::Result<ExitCode> {
             let body = RotateKey { grace_seconds: Some(seconds(&args.grace, "--grace")?) };
             let path = format!("/admin/v1/keys/{}/rotate", encode(&args.id));
             let key: CreatedKey = ask(&args.reach, Method::POST, &path, &serde_json::to_string(&body)?)?;
-            show(&args.reach, &key, |key| created(key))?;
+            show(&args.reach, &key, created)?;
         }
         KeyVerb::Revoke(args) => {
             let path = format!("/admin/v1/keys/{}/revoke", encode(&args.id));
             let key: KeyView = ask(&args.reach, Method::POST, &path, "")?;
-            show(&args.reach, &key, |key| format!("key {} is revoked; requests with it are refused from now on", key.id))?;
+            show(&args.reach, &key, |key| {
+                format!("key {} is revoked; requests with it are refused from now on", key.id)
+            })?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -55,7 +57,7 @@ fn create(args: &KeyCreate) -> anyhow::Result<()> {
         test: args.test,
     };
     let key: CreatedKey = ask(&args.reach, Method::POST, "/admin/v1/keys", &serde_json::to_string(&body)?)?;
-    show(&args.reach, &key, |key| created(key))
+    show(&args.reach, &key, created)
 }
 
 fn created(key: &CreatedKey) -> String {
@@ -115,9 +117,8 @@ pub(crate) fn usage(args: &Usage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-const SUMS: [&str; 8] = [
-    "requests", "ok", "failed", "cancelled", "orphaned", "prompt_tokens", "cached_tokens", "output_tokens",
-];
+const SUMS: [&str; 8] =
+    ["requests", "ok", "failed", "cancelled", "orphaned", "prompt_tokens", "cached_tokens", "output_tokens"];
 
 fn usage_rows<'a>(args: &'a Usage, answer: &'a Value) -> impl Iterator<Item = Vec<String>> + 'a {
     let zone = jiff::tz::TimeZone::get(answer["zone"].as_str().unwrap_or("UTC")).unwrap_or(jiff::tz::TimeZone::UTC);
@@ -218,7 +219,11 @@ fn status_text(status: &Value) -> String {
         format!("site       {} ({})", text(&status["site"]), text(&status["version"])),
         format!("gate       {}", text(&status["gate"])),
         format!("shift      {} ({})", text(&shift["name"]), text(&shift["source"])),
-        format!("documents  generation {}, loaded {}", status["documents"]["generation"], text(&status["documents"]["loadedAt"])),
+        format!(
+            "documents  generation {}, loaded {}",
+            status["documents"]["generation"],
+            text(&status["documents"]["loadedAt"])
+        ),
         format!("in flight  {}", status["inFlight"]),
     ];
     if let Some(refused) = status["documents"]["refused"].as_str() {
@@ -303,8 +308,7 @@ fn seconds(text: &str, option: &str) -> anyhow::Result<u64> {
 
 fn query_string(query: &Value) -> String {
     let pairs = query.as_object().into_iter().flatten();
-    let pairs: Vec<_> =
-        pairs.filter_map(|(name, value)| Some(format!("{name}={}", encode(value.as_str()?)))).collect();
+    let pairs: Vec<_> = pairs.filter_map(|(name, value)| Some(format!("{name}={}", encode(value.as_str()?)))).collect();
     pairs.join("&")
 }
 

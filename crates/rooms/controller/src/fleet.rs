@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use tidegate_config::Site;
 use tidegate_config::site::SecretRef;
 use tidegate_core::DeploymentName;
 use tidegate_engine::backend::Backend;
-use tidegate_engine::client::{Endpoint, PoolSettings};
+use tidegate_engine::client::{Endpoint, PoolSettings, tls};
 use tidegate_engine::launch::lowest_free;
 use tidegate_routing::{Replica, ReplicaState};
 use tokio::runtime::Handle;
@@ -35,15 +35,16 @@ pub struct FleetSettings {
     pub cores: usize,
     /// The command that becomes an engine's minder.
     pub minder: Vec<OsString>,
-    /// TLS towards `https://` engines.
-    pub tls: Option<Arc<rustls::ClientConfig>>,
     /// Reads secrets.
     pub read_secret: Box<ReadSecret>,
 }
 
 impl std::fmt::Debug for FleetSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FleetSettings").field("folder", &self.folder).field("cores", &self.cores).finish_non_exhaustive()
+        f.debug_struct("FleetSettings")
+            .field("folder", &self.folder)
+            .field("cores", &self.cores)
+            .finish_non_exhaustive()
     }
 }
 
@@ -92,6 +93,8 @@ struct State {
 pub struct Fleet {
     settings: FleetSettings,
     runtime: Handle,
+    /// The authorities that the system believes, read when the first `https://` engine is met.
+    tls: OnceLock<Arc<rustls::ClientConfig>>,
     state: Mutex<State>,
 }
 
@@ -108,7 +111,7 @@ impl Fleet {
     /// An empty fleet whose supervisors run on `runtime`.
     #[must_use]
     pub fn new(settings: FleetSettings, runtime: Handle) -> Self {
-        Self { settings, runtime, state: Mutex::default() }
+        Self { settings, runtime, tls: OnceLock::new(), state: Mutex::default() }
     }
 
     /// Makes the fleet what the site wants: what is new is started, what is not wanted any more drains and stops, what
@@ -161,7 +164,8 @@ impl Fleet {
             Source::External { url, api_key } => {
                 let key = api_key.as_ref().map(|from| (self.settings.read_secret)(from)).transpose();
                 let key = key.map_err(|text| MemberError::Secret(text.into()))?;
-                let endpoint = Endpoint::parse(url, key.as_deref(), self.settings.tls.as_ref()).map_err(address)?;
+                let tls = if url.starts_with("https://") { Some(self.tls()?) } else { None };
+                let endpoint = Endpoint::parse(url, key.as_deref(), tls).map_err(address)?;
                 Ok((endpoint, None))
             }
             Source::Launched(_) => {
@@ -172,6 +176,14 @@ impl Fleet {
                 Ok((endpoint, Some(port)))
             }
         }
+    }
+
+    fn tls(&self) -> Result<&Arc<rustls::ClientConfig>, MemberError> {
+        if let Some(config) = self.tls.get() {
+            return Ok(config);
+        }
+        let config = tls::system().map_err(|error| MemberError::Address(error.to_string().into()))?;
+        Ok(self.tls.get_or_init(|| config))
     }
 
     /// Stops everything: engines that were started here are ended, and none of their processes is left when this

@@ -118,8 +118,6 @@ pub(crate) fn model_path(launch: &Launch, dialect: Dialect) -> Result<PathBuf, M
                 .map_err(|error| MemberError::ModelFile(format!("{}: {error}", path.display()).into())),
             Dialect::Vllm => Ok(path.clone()),
         },
-        Some(ModelSource::Store { .. }) | None => {
-            Err(MemberError::NotLocal(launch.deployment.model.as_str().into()))
-        }
+        Some(ModelSource::Store { .. }) | None => Err(MemberError::NotLocal(launch.deployment.model.as_str().into())),
     }
 }

@@ -116,6 +116,19 @@ impl Supervised {
         self.backend.replica().set_state(state);
     }
 
+    fn note(&self, what: &'static str) {
+        tracing::info!(replica = %self.backend.replica().id(), "{what}");
+    }
+
+    /// The engine is gone: nothing it said holds any more.
+    fn lost(&self, why: String) {
+        self.set_state(ReplicaState::Failing);
+        self.backend.set_sample(None);
+        self.backend.close_idle();
+        self.say(Some(why));
+        self.looked.send_replace(true);
+    }
+
     /// Says what is in the way, in status always and in the log when it is news.
     fn say(&self, problem: Option<String>) {
         let mut known = self.problem.lock();
@@ -173,21 +186,15 @@ async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: 
             return;
         }
     };
-    tracing::info!(replica = %replica.backend.replica().id(), log = %start.log.display(), "engine started");
+    replica.note("engine started");
     tokio::select! {
         () = watch_forever(replica, probe) => {}
-        exit = process.exited() => {
-            replica.set_state(ReplicaState::Failing);
-            replica.backend.set_sample(None);
-            replica.backend.close_idle();
-            replica.say(Some(ended(&exit, start)));
-            replica.looked.send_replace(true);
-        }
+        exit = process.exited() => replica.lost(ended(&exit, start)),
         () = stop_asked(stopping) => {
             drain(replica).await;
             replica.backend.close_idle();
             process.stop(STOP_PATIENCE).await;
-            tracing::info!(replica = %replica.backend.replica().id(), "engine ended");
+            replica.note("engine ended");
         }
     }
 }
