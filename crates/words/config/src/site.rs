@@ -214,7 +214,7 @@ pub struct ModelStore {
 /// The local cache of models.
 #[derive(Clone, Debug)]
 pub struct ModelCache {
-    /// The cache's folder.
+    /// The cache's folder; the default, `model-cache`, is relative and lies in the state folder.
     pub path: PathBuf,
     /// How much of the disk stays free.
     pub keep_free: KeepFree,

@@ -74,7 +74,7 @@ fn deployment(at: &At<'_>, spec: &raw::Deployment, documents: &Documents, report
     let serve = serve(at, launch.as_ref(), endpoints.as_deref(), report);
     let (context_tokens, max_output_tokens) = tokens(&at.key("limits"), limits.as_ref(), &figures, report);
     let (kv_tier, kv_tier_settings) = self::kv_tier(&at.key("kvTier"), kv_tier.as_ref(), report);
-    arguments(&at.key("engineArgs"), engine_args, memory, report);
+    arguments(&at.key("engineArgs"), engine_args, memory, context_tokens, report);
     let priority = priority.unwrap_or(0);
     if priority.abs() > PRIORITY_MAX {
         report.error(&at.key("priority"), format!("expected from -{PRIORITY_MAX} to {PRIORITY_MAX}"));
@@ -327,11 +327,20 @@ fn kv_tier(at: &At<'_>, raw: Option<&raw::KvTier>, report: &mut Report) -> (KvTi
     (tier, settings.iter().map(|(key, value)| (Name::from(key.as_str()), value.clone())).collect())
 }
 
-/// Arguments that Tidegate sets itself are refused: one of the two would silently win.
-fn arguments(at: &At<'_>, arguments: &[String], memory: Option<MemoryBudget>, report: &mut Report) {
+/// Arguments that Tidegate sets itself, or that contradict the document, are refused: one of the two would silently win.
+fn arguments(
+    at: &At<'_>,
+    arguments: &[String],
+    memory: Option<MemoryBudget>,
+    context_tokens: Option<u64>,
+    report: &mut Report,
+) {
     for (index, argument) in arguments.iter().enumerate() {
         let at = at.index(index);
-        let flag = argument.split_once('=').map_or(argument.as_str(), |(flag, _)| flag);
+        let (flag, value) = match argument.split_once('=') {
+            Some((flag, value)) => (flag, Some(value)),
+            None => (argument.as_str(), arguments.get(index + 1).map(String::as_str)),
+        };
         if argument.contains('\0') {
             report.error(&at, "not an argument");
         }
@@ -341,6 +350,13 @@ fn arguments(at: &At<'_>, arguments: &[String], memory: Option<MemoryBudget>, re
         if flag == "--gpu-memory-utilization" && memory.is_some() {
             let hint = "it follows from spec.memory: keep one of the two".to_owned();
             report.error_hint(&at, format!("`{flag}` beside a memory budget"), hint);
+        }
+        let served = (flag == "--max-model-len").then_some(value).flatten().and_then(|value| value.parse::<u64>().ok());
+        if let (Some(served), Some(context)) = (served, context_tokens)
+            && served < context
+        {
+            let message = format!("the engine serves {served} tokens, the deployment promises {context}");
+            report.error_hint(&at, message, "make contextTokens at most as large".to_owned());
         }
     }
 }

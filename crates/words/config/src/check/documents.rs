@@ -1,6 +1,6 @@
 //! Texts in, documents by kind out: what stands around a `spec`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
@@ -106,27 +106,27 @@ pub(crate) struct Documents {
     pub(crate) profiles: Docs<ModelProductionProfile>,
     /// Whether documents may be missing here because there are too many.
     is_cut: bool,
-    /// Texts that could not be read as documents, and names of documents of unknown kinds.
-    torn: Vec<String>,
+    /// The words of what could not be read as documents, and names of documents of unknown kinds.
+    torn: HashSet<String>,
 }
 
 impl Documents {
     /// Whether a document of this name may be among those that could not be read: then its absence is not reported.
     pub(crate) fn may_have(&self, name: &str) -> bool {
-        self.is_cut || self.torn.iter().any(|text| mentions(text, name))
+        self.is_cut || self.torn.contains(name)
     }
 
     /// Whether everything could be read.
     pub(crate) fn is_complete(&self) -> bool {
         !self.is_cut && self.torn.is_empty()
     }
-}
 
-/// Whether a name stands in a text as a word.
-fn mentions(text: &str, name: &str) -> bool {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-    text.match_indices(name)
-        .any(|(start, name)| !text[..start].ends_with(is_part) && !text[start + name.len()..].starts_with(is_part))
+    /// Remembers what stands in text that could not be read.
+    fn tear(&mut self, bytes: &[u8]) {
+        let text = String::from_utf8_lossy(bytes);
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '.'));
+        self.torn.extend(words.filter(|word| !word.is_empty()).map(str::to_owned));
+    }
 }
 
 /// Reads all documents of all sources.
@@ -151,12 +151,13 @@ pub(crate) fn read(sources: &[Source], report: &mut Report) -> Documents {
             let message = format!("file is larger than {FILE_BYTES_MAX} bytes");
             let hint = "documents may be spread over several files".to_owned();
             report.about_file(&source.path, Position::default(), message, Some(hint));
-            documents.torn.push(String::from_utf8_lossy(&source.text).into_owned());
+            documents.tear(&source.text);
             continue;
         }
         let yaml = yaml::read_bytes(&source.text);
-        let torn = yaml.torn.iter().filter_map(|range| source.text.get(range.clone()));
-        documents.torn.extend(torn.map(|text| String::from_utf8_lossy(text).into_owned()));
+        for torn in yaml.torn.iter().filter_map(|range| source.text.get(range.clone())) {
+            documents.tear(torn);
+        }
         for fault in yaml.faults {
             report.about_file(&source.path, fault.at, fault.message, fault.hint);
         }

@@ -241,6 +241,19 @@ fn engine_arguments_that_tidegate_sets_are_refused() {
 }
 
 #[test]
+fn a_deployment_promises_no_more_context_than_its_engine_serves() {
+    let deployment = |arguments: &str| {
+        format!(
+            "kind: Deployment\nmetadata: {{name: f}}\nspec: {{model: m, launch: {{command: [serve]}}, limits: {{contextTokens: 128Ki}}, engineArgs: [{arguments}]}}"
+        )
+    };
+    only(&deployment("'--max-model-len=131072'"), &[]);
+    let expected = "error spec.engineArgs[0]: the engine serves 131071 tokens, the deployment promises 131072";
+    only(&deployment("'--max-model-len=131071'"), &[expected]);
+    only(&deployment("'--max-model-len', '131071'"), &[expected]);
+}
+
+#[test]
 fn reservations_stand_on_gpus_that_exist_and_do_not_overlap() {
     let node = "kind: Node\nmetadata: {name: n}\nspec: {gpus: {count: 4}}\n---\n";
     let reservation = |name: &str, gpus: &str, from: &str, until: &str| {
