@@ -10,6 +10,7 @@
 //! thread that started it, and an engine whose front process dies leaves children behind that hold all the memory
 //! (E11). The minder adopts them, sees its pipe close when we die, however we die, and ends all of them.
 
+mod boot_log;
 mod command;
 mod exit;
 pub mod minder;
@@ -17,6 +18,7 @@ mod port;
 mod process;
 mod tree;
 
+pub use boot_log::{BOOT_LOG_MAX, CAUSE_MAX, Phase, boot_log, root_cause};
 pub use command::{CommandLine, EngineSpec, model_file};
 pub use exit::Exit;
 pub use port::lowest_free;

@@ -16,6 +16,9 @@ pub const HEADERS_MAX: usize = 128;
 /// Interim (1xx) responses before the final one.
 pub const INTERIM_MAX: usize = 8;
 
+/// Characters of the id that goes to an engine with each attempt (E22).
+pub const REQUEST_ID_MAX: usize = 64;
+
 /// The methods that engines are asked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
@@ -46,7 +49,7 @@ pub struct Head<'a> {
     pub path: &'a str,
     /// The body's type.
     pub content_type: Option<&'a str>,
-    /// Sent as `x-request-id`: our own id of this attempt, at most 64 characters (`engines.md` E22).
+    /// Sent as `x-request-id`: our own id of this attempt, at most [`REQUEST_ID_MAX`] characters.
     pub request_id: Option<&'a str>,
     /// Further header lines, names in lower case.
     pub headers: &'a [(&'a str, &'a str)],
@@ -93,6 +96,9 @@ pub(super) fn write_request(
 ) -> Result<(), ClientError> {
     if !head.path.starts_with('/') || !head.path.bytes().all(|b| b.is_ascii_graphic()) {
         return Err(ClientError::RequestHead("path"));
+    }
+    if head.request_id.is_some_and(|id| id.len() > REQUEST_ID_MAX) {
+        return Err(ClientError::RequestHead("request id"));
     }
     out.clear();
     for part in [head.method.as_str(), " ", head.path, " HTTP/1.1\r\n"] {
@@ -452,6 +458,11 @@ mod tests {
         let mut head = Head::post_json("/v1/x").with_request_id("a\r\nb: c");
         let wrong = |head: &Head<'_>, out: &mut Vec<u8>| write_request(out, head, b"", BodyLength::None).is_err();
         assert!(wrong(&head, &mut out));
+        let long = "i".repeat(REQUEST_ID_MAX + 1);
+        head = Head::post_json("/v1/x").with_request_id(&long);
+        assert!(wrong(&head, &mut out));
+        head = Head::post_json("/v1/x").with_request_id(&long[1..]);
+        assert!(!wrong(&head, &mut out));
         head = Head::get("/v1/x y");
         assert!(wrong(&head, &mut out));
         head = Head::get("v1");

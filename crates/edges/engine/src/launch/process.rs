@@ -56,6 +56,7 @@ pub struct Process {
     /// The minder sees it close when we die.
     control: Option<ChildStdin>,
     instance: Arc<str>,
+    log_start: u64,
 }
 
 impl Process {
@@ -68,7 +69,7 @@ impl Process {
     /// # Errors
     /// [`LaunchError`]. That the engine's own program is missing shows as its exit with code 127.
     pub fn start(minder: &[OsString], instance: &str, engine: &CommandLine, log: &Path) -> Result<Self, LaunchError> {
-        let (out, err) =
+        let (out, err, log_start) =
             open_log(log).map_err(|source| LaunchError::Log { path: log.to_string_lossy().into(), source })?;
         let program = minder.first().cloned().unwrap_or_default();
         let mut command = Command::new(&program);
@@ -84,7 +85,7 @@ impl Process {
             .spawn()
             .map_err(|source| LaunchError::Minder { program: program.to_string_lossy().into(), source })?;
         let control = minder.stdin.take();
-        Ok(Self { minder, control, instance: instance.into() })
+        Ok(Self { minder, control, instance: instance.into(), log_start })
     }
 
     /// The minder's process id, while it runs.
@@ -97,6 +98,12 @@ impl Process {
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.instance
+    }
+
+    /// How long the log file was when it started: what it wrote itself begins there.
+    #[must_use]
+    pub const fn log_start(&self) -> u64 {
+        self.log_start
     }
 
     /// How it ended, if it has: without waiting.
@@ -145,13 +152,15 @@ impl Process {
     }
 }
 
-fn open_log(path: &Path) -> io::Result<(File, File)> {
+/// The log twice, and its length.
+fn open_log(path: &Path) -> io::Result<(File, File, u64)> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
     let out = OpenOptions::new().create(true).append(true).open(path)?;
     let err = out.try_clone()?;
-    Ok((out, err))
+    let length = out.metadata()?.len();
+    Ok((out, err, length))
 }
 
 /// The last `bytes_max` bytes of a log, from the start of a line on.

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use tidegate_engine::Dialect;
 use tidegate_engine::client::replay::{self, Outcome};
+use tidegate_engine::launch::{Phase, root_cause};
 
 /// The folder of recorded answers.
 pub(crate) fn folder() -> PathBuf {
@@ -54,6 +56,25 @@ fn every_recorded_answer_of_a_real_engine_is_read() {
         }
     }
     assert!(count > 70, "{count}");
+}
+
+#[test]
+fn recorded_boots_show_their_phases_and_the_cause_of_failure() {
+    let log = |name: &str| std::fs::read_to_string(folder().join("vllm/boot").join(name)).unwrap();
+    let failed = log("boot_failure_bad_block_size.log");
+    assert_eq!(Phase::of(Dialect::Vllm, &failed), Phase::Loading);
+    assert_eq!(
+        root_cause(&failed).as_deref(),
+        Some("ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).")
+    );
+    let good = log("boot_ok_real_smollm2.log");
+    assert_eq!(Phase::of(Dialect::Vllm, &good), Phase::Serving);
+    let mut before = Phase::Starting;
+    for (end, _) in good.match_indices('\n') {
+        let now = Phase::of(Dialect::Vllm, &good[..end]);
+        assert!(now >= before);
+        before = now;
+    }
 }
 
 /// Runs every file of a fuzz target's corpus.

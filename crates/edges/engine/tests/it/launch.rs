@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidegate_engine::launch::{CommandLine, Exit, LaunchError, Process, log_tail};
+use tidegate_engine::launch::{CommandLine, Exit, LaunchError, Process, boot_log, log_tail};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
@@ -133,7 +133,9 @@ async fn output_goes_to_the_log_and_secrets_do_not_go_to_the_engine() {
     assert_eq!(log_tail(&log, 1 << 20).unwrap(), "out\nerr\n1\nblue log-1\n");
     assert_eq!(log_tail(&log, 13).unwrap(), "blue log-1\n", "from the start of a line on");
     // A second start appends.
-    Process::start(&minder(), "log-2", &shell("echo more"), &log).unwrap().exited().await;
+    let mut second = Process::start(&minder(), "log-2", &shell("echo more"), &log).unwrap();
+    second.exited().await;
+    assert_eq!(boot_log(&log, second.log_start()).unwrap(), "more\n");
     assert!(std::fs::read_to_string(&log).unwrap().ends_with("blue log-1\nmore\n"));
 }
 
