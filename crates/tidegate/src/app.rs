@@ -33,6 +33,7 @@ use crate::desk::{Desk, Documents};
 use crate::fleet_metrics::{FleetCollector, LedgerCollector, ReloadLabels};
 use crate::known::Known;
 use crate::rebuild::rebuild;
+use crate::reload::Fingerprint;
 use crate::state::StateFolder;
 use crate::{MINDER, load};
 
@@ -42,6 +43,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(150);
 /// A process in which everything runs.
 pub(crate) struct App {
     pub(crate) documents: PathBuf,
+    /// The files as they were when the documents in force were read.
+    pub(crate) loaded: Fingerprint,
     pub(crate) state: StateFolder,
     pub(crate) store: Store,
     pub(crate) journals: Arc<Journals>,
@@ -112,7 +115,11 @@ fn report(recovery: &Recovery) {
 
 /// Builds and starts everything. Sockets are bound before anything else is touched, so that a taken address changes
 /// nothing.
-pub(crate) async fn build(site: Site, documents: PathBuf, state: StateFolder) -> anyhow::Result<App> {
+pub(crate) async fn build(
+    site: Site,
+    (documents, loaded): (PathBuf, Fingerprint),
+    state: StateFolder,
+) -> anyhow::Result<App> {
     check_supported(&site)?;
     let cores = site.gateway.workers.unwrap_or_else(default_workers);
     let listeners = tidegate_gateway::server::bind(site.gateway.listen, cores).with_context(|| {
@@ -145,6 +152,7 @@ pub(crate) async fn build(site: Site, documents: PathBuf, state: StateFolder) ->
     let Books { store, journals, writer, recovery: _ } = books;
     Ok(App {
         documents,
+        loaded,
         state,
         store,
         journals,

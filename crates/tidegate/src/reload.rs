@@ -3,15 +3,15 @@
 //! A reload is atomic: the new documents are read and checked as a whole and then put in force with one store to one
 //! pointer. When they are wrong the old ones stay, and status, metric and log say so.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use notify::Watcher as _;
 use tidegate_config::Site;
 use tidegate_identity::StoreState;
 use tidegate_store::store::{ChangeWatcher, Changes, POLL_INTERVAL};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::{Notify, watch};
 use tokio::time::{interval, sleep};
 
@@ -28,11 +28,11 @@ const POLL_DOCUMENTS: Duration = Duration::from_secs(10);
 const HOUSEKEEPING: Duration = Duration::from_secs(10);
 
 /// Watches until the process ends; dropped with it.
-pub(crate) async fn watch_all(app: &App) -> anyhow::Result<()> {
+pub(crate) async fn watch_all(app: &App, hangup: &mut Signal) -> anyhow::Result<()> {
     let changed = Arc::new(Notify::new());
     let _watcher = watch_files(&app.documents, Arc::clone(&changed));
     let keys = ChangeWatcher::start(&app.store, POLL_INTERVAL).await?;
-    tokio::join!(documents(app, &changed), self::keys(app, keys.changes()), housekeeping(app));
+    tokio::join!(documents(app, &changed, hangup), self::keys(app, keys.changes()), housekeeping(app));
     Ok(())
 }
 
@@ -57,16 +57,9 @@ fn watch_files(documents: &Path, changed: Arc<Notify>) -> Option<notify::Recomme
     }
 }
 
-async fn documents(app: &App, changed: &Notify) {
-    let mut hangup = match signal(SignalKind::hangup()) {
-        Ok(hangup) => hangup,
-        Err(error) => {
-            tracing::warn!(%error, "SIGHUP will not reload");
-            return std::future::pending().await;
-        }
-    };
+async fn documents(app: &App, changed: &Notify, hangup: &mut Signal) {
     let mut poll = interval(POLL_DOCUMENTS);
-    let mut seen = fingerprint(&app.documents);
+    let mut seen = app.loaded.clone();
     loop {
         let is_forced = tokio::select! {
             () = changed.notified() => {
@@ -76,7 +69,7 @@ async fn documents(app: &App, changed: &Notify) {
             _ = poll.tick() => false,
             _ = hangup.recv() => true,
         };
-        let now = fingerprint(&app.documents);
+        let now = Fingerprint::of(&app.documents);
         if is_forced || now != seen {
             seen = now;
             reload(app);
@@ -85,13 +78,19 @@ async fn documents(app: &App, changed: &Notify) {
 }
 
 /// What would make a reload worth while: paths, sizes and times of all files.
-fn fingerprint(documents: &Path) -> Vec<(std::path::PathBuf, u64, Option<std::time::SystemTime>)> {
-    let files = load::files(documents).unwrap_or_default();
-    let look = |path: std::path::PathBuf| {
-        let metadata = std::fs::metadata(&path).ok()?;
-        Some((path, metadata.len(), metadata.modified().ok()))
-    };
-    files.into_iter().filter_map(look).collect()
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint(Vec<(PathBuf, u64, Option<SystemTime>)>);
+
+impl Fingerprint {
+    /// To be taken before the documents are read: what changes in between is then seen as a change.
+    pub(crate) fn of(documents: &Path) -> Self {
+        let files = load::files(documents).unwrap_or_default();
+        let look = |path: PathBuf| {
+            let metadata = std::fs::metadata(&path).ok()?;
+            Some((path, metadata.len(), metadata.modified().ok()))
+        };
+        Self(files.into_iter().filter_map(look).collect())
+    }
 }
 
 /// Reads and checks the documents; the text says everything that is wrong with them.

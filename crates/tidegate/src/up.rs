@@ -1,7 +1,7 @@
 //! `tidegate up`: everything in one process.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::app::{self, App};
 use crate::cli::Up;
+use crate::reload::Fingerprint;
 use crate::state::StateFolder;
 use crate::{EXIT_DOCUMENTS, load, reload, telemetry, terminal};
 
@@ -23,6 +24,7 @@ const BACKGROUND_THREADS: usize = 2;
 /// Loads, builds, runs, drains.
 pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
     telemetry::start(args.log_text);
+    let loaded = Fingerprint::of(&args.documents);
     let checked = load::documents(&args.documents)?;
     let Some(site) = checked.site else {
         for diagnostic in &checked.diagnostics {
@@ -39,19 +41,21 @@ pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
         .thread_name("background")
         .enable_all()
         .build()?;
-    runtime.block_on(run(site, args, state))
+    runtime.block_on(run(site, (args.documents.clone(), loaded), state))
 }
 
-async fn run(site: Site, args: &Up, state: StateFolder) -> anyhow::Result<ExitCode> {
+async fn run(site: Site, documents: (PathBuf, Fingerprint), state: StateFolder) -> anyhow::Result<ExitCode> {
     let admin = TcpListener::bind(site.admin.listen).await.with_context(|| {
         format!("cannot listen on {}: is another process there? (Site.spec.admin.listen)", site.admin.listen)
     })?;
     let socket = own_socket(&state.socket())?;
+    // Before anybody can know that the process is there: a SIGHUP without a handler would end it.
     let mut signals = Signals::new()?;
-    let app = app::build(site, args.documents.clone(), state).await?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let app = app::build(site, documents, state).await?;
     let mut servers = serve_admin(&app, admin, socket)?;
     tokio::select! {
-        watched = reload::watch_all(&app) => watched?,
+        watched = reload::watch_all(&app, &mut hangup) => watched?,
         name = signals.stop() => tracing::info!(signal = name, "draining"),
         Some(ended) = servers.join_next() => ended??,
     }

@@ -1,0 +1,9 @@
+//! The binary as a person runs it: real processes, real sockets, a fake engine behind it.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod gate;
+
+mod keys;
+mod life;
+mod reload;
