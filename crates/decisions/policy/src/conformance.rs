@@ -61,6 +61,7 @@ cases! {
     a_limit_of_zero_passes_nothing,
     a_transfer_counts_shared_subjects_once_and_frees_the_old_ones,
     a_refused_transfer_leaves_the_old_reservation,
+    what_was_settled_or_released_is_not_moved,
     new_rules_keep_the_counts,
     older_rules_do_not_undo_newer_ones,
     a_new_day_brings_the_quota_back_and_late_refunds_go_to_their_own_day,
@@ -388,6 +389,23 @@ async fn a_refused_transfer_leaves_the_old_reservation<B: Bench>(case: &Case<B>)
     equal("the new alias", &case.allowance(&new).await, &Some(10))?;
     case.end(&first, 20).await;
     equal("the old alias after the end", &case.allowance(&old).await, &Some(80))
+}
+
+async fn what_was_settled_or_released_is_not_moved<B: Bench>(case: &Case<B>) -> Outcome {
+    let old = case.subjects(&[(alias("old"), rules(limits_of(Dimension::Tokens, 100)))]).await?;
+    let new = case.subjects(&[(alias("new"), rules(limits_of(Dimension::Tokens, 100)))]).await?;
+    let (settled, released) = (case.passes(&old, 10).await?, case.passes(&old, 10).await?);
+    case.bench.counters().settle(&settled, 5).await;
+    case.bench.counters().release(&released).await;
+    for half_over in [&settled, &released] {
+        let moved = case.bench.counters().transfer(half_over, case.demand(&new, 10)).await;
+        expect("it was moved", matches!(moved, Err(AdmitError::Ended)))?;
+    }
+    equal("the old alias", &case.allowance(&old).await, &Some(85))?;
+    equal("the new alias", &case.allowance(&new).await, &Some(100))?;
+    case.bench.counters().release(&settled).await;
+    case.bench.counters().settle(&released, 0).await;
+    equal("the old alias after the end", &case.allowance(&old).await, &Some(95))
 }
 
 async fn new_rules_keep_the_counts<B: Bench>(case: &Case<B>) -> Outcome {

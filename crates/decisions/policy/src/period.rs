@@ -46,15 +46,11 @@ impl Period {
             Self::Day => date,
             Self::Month => date.first_of_month(),
         };
+        // A date never begins after its own instants; but where clocks are set back over midnight, the next one has
+        // begun already while the old date comes again.
         let mut start = first_instant(first, zone);
-        // Where clocks are set back over midnight the date alone is off by one.
-        while at < start {
-            let Some(earlier) = self.step(first, -1) else { break };
-            first = earlier;
-            start = first_instant(first, zone);
-        }
         loop {
-            let Some(next) = self.step(first, 1) else {
+            let Some(next) = self.next(first) else {
                 return Interval { start, end: Unix::from_ms(i64::MAX) };
             };
             let end = first_instant(next, zone);
@@ -65,10 +61,11 @@ impl Period {
         }
     }
 
-    fn step(self, first: Date, by: i64) -> Option<Date> {
+    /// The first date of the period after the one that begins with `first`; `None` at the end of the calendar.
+    fn next(self, first: Date) -> Option<Date> {
         match self {
-            Self::Day => first.checked_add(by.days()).ok(),
-            Self::Month => first.checked_add(by.months()).ok(),
+            Self::Day => first.tomorrow().ok(),
+            Self::Month => first.checked_add(1.month()).ok(),
         }
     }
 }

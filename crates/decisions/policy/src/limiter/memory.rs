@@ -437,6 +437,7 @@ impl Live {
 
 /// Locks all subjects of a request, in their order.
 fn lock_all(subjects: &Subjects) -> [Option<MutexGuard<'_, State>>; SUBJECTS_PER_REQUEST] {
+    debug_assert!(subjects.iter().is_sorted_by_key(|subject| subject.id()), "another order can deadlock");
     let mut states = [const { None }; SUBJECTS_PER_REQUEST];
     for (state, subject) in states.iter_mut().zip(subjects.iter()) {
         *state = Some(subject.lock());

@@ -131,3 +131,13 @@ fn a_throttle_lets_its_rate_pass_and_says_how_long_to_wait() {
     }
     assert_eq!(passed, 30);
 }
+
+#[test]
+fn requests_that_pass_at_once_are_made_up_for() {
+    let now = Monotonic::from_ms(1_000);
+    let mut throttle = Throttle::new(60, now);
+    for passed in 1..=3 {
+        throttle.pass(now);
+        assert_eq!(throttle.wait(now), Some(seconds(passed)));
+    }
+}

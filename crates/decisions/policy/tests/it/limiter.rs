@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use tidegate_core::{AliasName, Case, Dimension, Level, Limits, Monotonic, Refusal, RequestId, TeamName, Unix};
 use tidegate_policy::limiter::{
-    ABANDONED_AFTER, AdmitError, Demand, LIVE_MAX, LOOK_AGAIN_AFTER, MemoryCounters, Rules, SUBJECTS_MAX, SubjectKey,
-    Subjects, Swept,
+    ABANDONED_AFTER, AdmitError, BUCKET, Demand, EXACT_MAX, LIVE_MAX, LOOK_AGAIN_AFTER, MemoryCounters, Rules,
+    SUBJECTS_MAX, SubjectKey, Subjects, Swept, WINDOW,
 };
 use tidegate_policy::period::Period;
 
@@ -97,6 +97,52 @@ fn a_change_of_zone_keeps_what_the_period_has_used() {
     let evening = Unix::from_ms(WALL.ms + 3 * 3_600_000);
     assert_eq!(counters.token_allowance_now(&subjects, NOW, evening), Some(100));
     counters.release_now(&held);
+}
+
+/// Admits, settles and releases one request; whether it passed.
+fn passes(counters: &MemoryCounters, subjects: &Arc<Subjects>, serial: &mut u128, now: Monotonic) -> bool {
+    *serial += 1;
+    let Ok(held) = counters.admit_now(id(*serial), demand(subjects, 1, now)) else { return false };
+    counters.settle_now(&held, 1);
+    counters.release_now(&held);
+    true
+}
+
+#[test]
+fn an_admission_counts_until_exactly_sixty_seconds_later() {
+    let (counters, mut serial) = (MemoryCounters::new(), 0);
+    let subjects = subjects(&counters, Limits { rpm: Some(1), ..Limits::default() });
+    assert!(passes(&counters, &subjects, &mut serial, NOW));
+    assert!(!passes(&counters, &subjects, &mut serial, after(WINDOW - Duration::from_nanos(1))));
+    assert!(passes(&counters, &subjects, &mut serial, after(WINDOW)));
+}
+
+#[test]
+fn the_newest_64_admissions_leave_one_by_one() {
+    let (counters, mut serial) = (MemoryCounters::new(), 0);
+    let subjects = subjects(&counters, Limits { rpm: Some(EXACT_MAX as u64), ..Limits::default() });
+    assert_eq!(EXACT_MAX, 64);
+    for ms in 0..64 {
+        assert!(passes(&counters, &subjects, &mut serial, after(Duration::from_millis(ms))));
+    }
+    for ms in 0..64 {
+        let now = after(WINDOW + Duration::from_millis(ms));
+        assert!(passes(&counters, &subjects, &mut serial, now), "{ms}");
+        assert!(!passes(&counters, &subjects, &mut serial, now), "{ms}");
+    }
+}
+
+#[test]
+fn a_bucket_counts_whole_until_its_last_admission_has_left() {
+    let (counters, mut serial) = (MemoryCounters::new(), 0);
+    let subjects = subjects(&counters, Limits { rpm: Some(200), ..Limits::default() });
+    // One at the start of a bucket, 199 at its end: most of them are folded into it.
+    assert!(passes(&counters, &subjects, &mut serial, NOW));
+    let late = after(BUCKET - Duration::from_millis(1));
+    assert!((0..199).all(|_| passes(&counters, &subjects, &mut serial, late)));
+    assert!(!passes(&counters, &subjects, &mut serial, after(WINDOW)), "the first one's leaving frees the bucket");
+    let now = late.after(WINDOW);
+    assert_eq!((0..300).filter(|_| passes(&counters, &subjects, &mut serial, now)).count(), 200);
 }
 
 #[test]

@@ -264,6 +264,23 @@ proptest! {
         run.finish();
     }
 
+    /// Bursts inside buckets, and pauses of about a window: where a bucket that leaves too early would show.
+    #[test]
+    fn bursts_a_window_apart_do_not_add_up(
+        bursts in prop::collection::vec((1_usize..150, 0_u64..4, prop_oneof![0_u64..300, 59_000_u64..61_000]), 1..12),
+        rpm in 60_u64..300,
+    ) {
+        let mut run = Run::new(Limits { rpm: Some(rpm), ..Limits::default() });
+        for (size, gap_ms, pause_ms) in bursts {
+            for _ in 0..size {
+                run.step(&Step::Admit(1));
+                run.step(&Step::Wait(gap_ms * 1_000_000));
+            }
+            run.step(&Step::Wait(pause_ms * 1_000_000));
+        }
+        run.finish();
+    }
+
     /// I11: steps of the wall clock admit no more than the quota of each day it shows.
     #[test]
     fn a_stepping_wall_clock_admits_no_more_than_each_days_quota(
