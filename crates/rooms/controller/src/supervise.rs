@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidegate_engine::Dialect;
 use tidegate_engine::backend::Backend;
-use tidegate_engine::launch::{CommandLine, EngineSpec, Exit, Process, log_tail};
+use tidegate_engine::launch::{CommandLine, EngineSpec, Exit, Process, boot_log, root_cause};
 use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe};
 use tidegate_engine::scrape::{self, scrape};
 use tidegate_routing::ReplicaState;
@@ -32,8 +32,6 @@ pub(crate) const SCRAPES_MISSED_MAX: u32 = 2;
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(30);
 /// How long an engine has to end after SIGTERM.
 pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of an engine's log that are looked at for the reason of its end.
-const LOG_TAIL_BYTES: u64 = 4 * 1024;
 
 /// A replica and what its supervisor says of it.
 #[derive(Debug)]
@@ -186,10 +184,11 @@ async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: 
             return;
         }
     };
+    let log_from = process.log_start();
     replica.note("engine started");
     tokio::select! {
         () = watch_forever(replica, probe) => {}
-        exit = process.exited() => replica.lost(ended(&exit, start)),
+        exit = process.exited() => replica.lost(ended(&exit, start, log_from)),
         () = stop_asked(stopping) => {
             drain(replica).await;
             replica.backend.close_idle();
@@ -199,12 +198,11 @@ async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: 
     }
 }
 
-/// The reason of an end: the engine's own last words.
-fn ended(exit: &Exit, start: &Start) -> String {
-    let tail = log_tail(&start.log, LOG_TAIL_BYTES).unwrap_or_default();
-    let last = tail.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty");
-    let last: String = last.chars().take(300).collect();
-    format!("engine ended ({exit}); {}: {last}", start.log.display())
+/// The reason of an end, from the log of this boot: the first exception, not the last line.
+fn ended(exit: &Exit, start: &Start, log_from: u64) -> String {
+    let log = boot_log(&start.log, log_from).unwrap_or_default();
+    let cause = root_cause(&log).unwrap_or_else(|| "its log is empty".to_owned());
+    format!("engine ended ({exit}); {}: {cause}", start.log.display())
 }
 
 /// Proves the engine, then scrapes it until it falls silent, and again.
