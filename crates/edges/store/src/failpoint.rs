@@ -21,6 +21,8 @@ pub const POINTS: &[&str] = &[
     "store.append.before_insert",
     "store.append.before_commit",
     "store.append.after_commit",
+    "ledger.before_settled",
+    "ledger.after_settled",
     "ledger.before_delete",
     "ledger.after_delete",
 ];

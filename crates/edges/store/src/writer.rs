@@ -82,7 +82,7 @@ impl LedgerWriter {
     ) -> Result<Self, StoreError> {
         let status = Arc::new(Mutex::new(WriterStatus::default()));
         let tail = Tail::new(journals.shared());
-        let mut work = Work { store, tail: Some(tail), held: None, status: Arc::clone(&status) };
+        let mut work = Work { store, tail: Some(tail), held: None, replaying: true, status: Arc::clone(&status) };
         work.catch_up().await?;
         let orphans: Vec<Entry> = recovery.orphans.iter().map(Entry::orphan).collect();
         for orphans in orphans.chunks(BATCH_ENTRIES_MAX) {
@@ -90,6 +90,7 @@ impl LedgerWriter {
             work.write_held().await?;
         }
         work.collect();
+        work.replaying = false;
         let (drains, asked) = mpsc::channel(DRAINS_MAX);
         let mut tasks = JoinSet::new();
         tasks.spawn(run(work, asked, options));
@@ -135,6 +136,8 @@ struct Work {
     tail: Option<Tail>,
     /// Read but not in the store.
     held: Option<Batch>,
+    /// What is read was left by a dead process, which has probably brought most of it into the store.
+    replaying: bool,
     status: Arc<Mutex<WriterStatus>>,
 }
 
@@ -203,7 +206,11 @@ impl Work {
 
     async fn write_held(&mut self) -> Result<(), StoreError> {
         let Some(batch) = self.held.take() else { return Ok(()) };
-        match self.store.append(&batch.entries).await {
+        let appended = match self.replaying {
+            true => self.store.append_again(&batch.entries).await,
+            false => self.store.append(&batch.entries).await,
+        };
+        match appended {
             Ok(appended) => {
                 if let Some(tail) = &mut self.tail {
                     tail.committed(&batch);

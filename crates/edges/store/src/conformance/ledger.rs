@@ -207,7 +207,7 @@ pub async fn pages_of_entries_miss_none_and_repeat_none(bench: &impl Bench) -> R
         let page = store.entries(&query).await?;
         assert!(page.len() <= 7);
         let Some(last) = page.last() else { break };
-        query.after = Some(last.id);
+        query.after = Some((last.at, last.id));
         read.extend(page);
     }
     assert_eq!(read, entries[2..20]);

@@ -12,8 +12,8 @@
 //!   entries stay in memory for the next try.
 //! * Files are preallocated beyond the size at which reservations stop, so that a full disk refuses new requests while
 //!   what is in flight can still be settled.
-//! * A file is deleted when every entry in it is in the store, every reservation in it has its entry there, and a
-//!   minute has passed, because the limits' windows are rebuilt from it.
+//! * When every entry of a file is in the store, and the entry of every reservation in it, the file is renamed so that a
+//!   next start does not offer it again. It is deleted a minute later, because the limits' windows are rebuilt from it.
 
 mod core;
 mod error;

@@ -89,7 +89,8 @@ pub(super) fn recover(folder: &Path, now: &Now) -> Result<(Recovery, Vec<Arc<Seg
             }
         };
         state.recovery.next_sequence = state.recovery.next_sequence.max(head.sequence + 1);
-        let left = state.read(&path, &bytes, &head, now);
+        let settled = path.extension().is_some_and(|extension| extension == segment::SETTLED);
+        let left = state.read(&path, &bytes, &head, settled, now);
         let file = File::open(&path).map_err(fail("open a file"))?;
         segments.push(Arc::new(Segment::left(path, file, &head, &left)));
     }
@@ -102,7 +103,8 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>, JournalError> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
-        if path.extension().is_some_and(|extension| extension == segment::EXTENSION) {
+        let is = |name: &str| path.extension().is_some_and(|extension| extension == name);
+        if is(segment::EXTENSION) || is(segment::SETTLED) {
             paths.push(path);
         }
     }
@@ -125,14 +127,14 @@ struct State {
 }
 
 impl State {
-    fn read(&mut self, path: &Path, bytes: &[u8], head: &Head, now: &Now) -> Left {
+    fn read(&mut self, path: &Path, bytes: &[u8], head: &Head, settled: bool, now: &Now) -> Left {
         let mut at = HEADER as usize;
         let mut recent = false;
         let mut corrupt = false;
         while at < bytes.len() {
             match record::read(&bytes[at..]) {
                 Ok((record, len)) => {
-                    recent |= self.take(record, head, now);
+                    recent |= self.take(record, head, settled, now);
                     at += len;
                 }
                 Err(unread) => {
@@ -142,11 +144,12 @@ impl State {
                 }
             }
         }
-        Left { valid: at as u64, last_write_ns: if recent { now.boottime_ns } else { 0 }, corrupt }
+        Left { valid: at as u64, last_write_ns: if recent { now.boottime_ns } else { 0 }, corrupt, settled }
     }
 
-    /// Takes one record; whether the limits' windows need its file.
-    fn take(&mut self, record: Record, head: &Head, now: &Now) -> bool {
+    /// Takes one record; whether the limits' windows need its file. In a settled file no reservation is an orphan: its
+    /// entry may have been in a file that is gone.
+    fn take(&mut self, record: Record, head: &Head, settled: bool, now: &Now) -> bool {
         match record {
             Record::Reservation { reservation, boottime_ns } => {
                 // The wall clock of the admission, the boot of the file.
@@ -159,7 +162,9 @@ impl State {
                     let reservation = reservation.clone();
                     self.recent.insert(id, Admission { reservation, age, settled_tokens: None });
                 }
-                self.open.insert(id, reservation);
+                if !settled {
+                    self.open.insert(id, reservation);
+                }
                 age < WINDOW
             }
             Record::Entry(entry) => {

@@ -1,7 +1,8 @@
 //! One journal file: its header, its name, and what is known about how far it is written, synced and committed.
 //!
 //! A file belongs to one core of one process for its whole life, so that its header can say once which boot its
-//! records' boot times are of. Names sort by age: `<sequence>-<core>.journal`.
+//! records' boot times are of. Names sort by age: `<sequence>-<core>.journal`, later `.settled`; `.corrupt` is a damaged
+//! file that is kept for the operator.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -23,7 +24,10 @@ pub(crate) const HEADER: u64 = 64;
 pub(crate) const SETTLE_ROOM: u64 = 1 << 20;
 const MAGIC: &[u8; 6] = b"TGJRNL";
 const VERSION: u16 = 1;
+/// Of a file that holds something the store does not have, or may.
 pub(crate) const EXTENSION: &str = "journal";
+/// Of a file of which the store has everything: kept for the limits' windows only.
+pub(crate) const SETTLED: &str = "settled";
 
 /// How far a file is known to be on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,13 +39,16 @@ pub(crate) struct Synced {
 /// One journal file.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    pub(crate) path: PathBuf,
+    /// Where it was made.
+    path: PathBuf,
     pub(crate) file: File,
     pub(crate) sequence: u64,
     /// Bytes of whole records, header included: everything below is there to be read.
     written: AtomicU64,
     /// Nothing will be written any more.
     sealed: AtomicBool,
+    /// The store has every entry in it and the entry of every reservation in it; its name says so.
+    settled: AtomicBool,
     pub(crate) synced: watch::Sender<Synced>,
     /// When it was last written, on this boot's clock; 0 when that is so long ago that nobody needs it.
     pub(crate) last_write_ns: AtomicU64,
@@ -71,6 +78,7 @@ impl Segment {
             sequence,
             written: AtomicU64::new(HEADER),
             sealed: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
             synced: watch::Sender::default(),
             last_write_ns: AtomicU64::new(now.boottime_ns),
             corrupt: false,
@@ -85,6 +93,7 @@ impl Segment {
             sequence: head.sequence,
             written: AtomicU64::new(left.valid),
             sealed: AtomicBool::new(true),
+            settled: AtomicBool::new(left.settled),
             synced: watch::Sender::new(Synced { bytes: left.valid, failed: false }),
             last_write_ns: AtomicU64::new(left.last_write_ns),
             corrupt: left.corrupt,
@@ -104,6 +113,22 @@ impl Segment {
         self.sealed.load(Ordering::Acquire)
     }
 
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire)
+    }
+
+    /// Notes in the file's name that the store has everything of it.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        fs::rename(&self.path, self.path.with_extension(SETTLED))?;
+        self.settled.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where the file is now.
+    pub(crate) fn place(&self) -> PathBuf {
+        self.path.with_extension(if self.is_settled() { SETTLED } else { EXTENSION })
+    }
+
     pub(crate) fn seal(&self) {
         self.sealed.store(true, Ordering::Release);
     }
@@ -118,6 +143,8 @@ pub(crate) struct Left {
     pub(crate) last_write_ns: u64,
     /// As [`Segment::corrupt`].
     pub(crate) corrupt: bool,
+    /// As [`Segment::is_settled`].
+    pub(crate) settled: bool,
 }
 
 /// What a file's header says.

@@ -45,6 +45,17 @@ impl Batch {
     }
 }
 
+/// What to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Something of it is not in the store.
+    Keep,
+    /// The store has everything, the limits' windows may need it.
+    Settle,
+    /// Nobody needs it.
+    Delete,
+}
+
 #[derive(Debug, Default)]
 struct Place {
     read: u64,
@@ -73,7 +84,15 @@ impl Tail {
     pub(crate) fn next_batch(&mut self) -> io::Result<Batch> {
         let mut batch = Batch::default();
         for segment in self.shared.snapshot() {
-            while batch.entries.len() < BATCH_ENTRIES_MAX && self.read(&segment, &mut batch)? {}
+            while batch.entries.len() < BATCH_ENTRIES_MAX {
+                match self.read(&segment, &mut batch) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    // What was read counts as read: it must reach the store. The error comes again.
+                    Err(_) if !batch.is_empty() => return Ok(batch),
+                    Err(error) => return Err(error),
+                }
+            }
         }
         self.publish_waiting();
         Ok(batch)
@@ -95,39 +114,52 @@ impl Tail {
         let mut waiting = 0;
         for segment in self.shared.snapshot() {
             let committed = self.places.get(&segment.sequence).map_or(0, |place| place.committed);
-            waiting += segment.written().saturating_sub(committed.max(HEADER));
+            if !segment.is_settled() {
+                waiting += segment.written().saturating_sub(committed.max(HEADER));
+            }
         }
         self.shared.set_waiting(waiting);
     }
 
-    /// Deletes the files that nobody needs any more.
+    /// Deletes the files that nobody needs any more, and marks those that only the limits' windows need.
     pub(crate) fn collect(&mut self) {
         let now_ns = clock::boottime_ns();
-        let done: Vec<_> = self.shared.snapshot().into_iter().filter(|segment| self.is_done(segment, now_ns)).collect();
-        for segment in done {
-            if let Err(error) = self.delete(&segment) {
-                tracing::warn!(%error, path = %segment.path.display(), "journal file not deleted");
+        for segment in self.shared.snapshot() {
+            let done = match self.fate(&segment, now_ns) {
+                Fate::Keep => Ok(()),
+                Fate::Settle => settle(&segment),
+                Fate::Delete => self.delete(&segment),
+            };
+            if let Err(error) = done {
+                tracing::warn!(%error, path = %segment.place().display(), "journal file not put away");
             }
         }
     }
 
-    fn is_done(&self, segment: &Segment, now_ns: u64) -> bool {
-        let committed = self
-            .places
-            .get(&segment.sequence)
-            .is_some_and(|place| place.committed >= segment.written() && place.open == 0);
+    fn fate(&self, segment: &Segment, now_ns: u64) -> Fate {
+        let is_complete = |place: &Place| place.committed >= segment.written() && place.open == 0;
+        let place = self.places.get(&segment.sequence);
+        if !segment.is_sealed() || !(segment.is_settled() || place.is_some_and(is_complete)) {
+            return Fate::Keep;
+        }
         let last_write_ns = segment.last_write_ns.load(Ordering::Relaxed);
         let age = Duration::from_nanos(now_ns.saturating_sub(last_write_ns));
-        segment.is_sealed() && committed && (age >= RETENTION || last_write_ns == 0 || segment.written() <= HEADER)
+        if age >= RETENTION || last_write_ns == 0 || segment.written() <= HEADER {
+            Fate::Delete
+        } else if segment.is_settled() || segment.corrupt || place.is_some_and(|place| place.corrupt) {
+            Fate::Keep
+        } else {
+            Fate::Settle
+        }
     }
 
     fn delete(&mut self, segment: &Segment) -> io::Result<()> {
         failpoint::hit("ledger.before_delete")?;
         let corrupt = self.places.get(&segment.sequence).is_some_and(|place| place.corrupt);
         if segment.corrupt || corrupt {
-            recovery::set_aside(&segment.path);
+            recovery::set_aside(&segment.place());
         } else {
-            fs::remove_file(&segment.path)?;
+            fs::remove_file(segment.place())?;
         }
         failpoint::passed("ledger.after_delete");
         self.places.remove(&segment.sequence);
@@ -137,6 +169,9 @@ impl Tail {
 
     /// Reads one chunk of a file into the batch; whether there may be more.
     fn read(&mut self, segment: &Segment, batch: &mut Batch) -> io::Result<bool> {
+        if segment.is_settled() {
+            return Ok(false);
+        }
         let place = self.places.entry(segment.sequence).or_insert_with(|| Place { read: HEADER, ..Place::default() });
         // Sealed first: a core publishes its last bytes before it seals.
         let sealed = segment.is_sealed();
@@ -177,7 +212,8 @@ impl Tail {
                 // The rest of the record is in the next chunk.
                 Err(Unread::Torn) if !is_last && at > 0 => break,
                 Err(unread) => {
-                    let path = segment.path.display();
+                    let path = segment.place();
+                    let path = path.display();
                     tracing::error!(?unread, %path, offset = at, "journal file changed under us: the rest is not read");
                     self.places.entry(segment.sequence).or_default().corrupt = true;
                     return chunk.len();
@@ -201,4 +237,12 @@ impl Tail {
             place.open = place.open.saturating_sub(1);
         }
     }
+}
+
+/// Before the rename a next start would read the file again and the store would refuse what it has.
+fn settle(segment: &Segment) -> io::Result<()> {
+    failpoint::hit("ledger.before_settled")?;
+    segment.settle()?;
+    failpoint::passed("ledger.after_settled");
+    Ok(())
 }

@@ -44,8 +44,8 @@ pub struct EntryQuery {
     pub from: Unix,
     /// Last instant, exclusive.
     pub until: Unix,
-    /// Only those behind this id: the last of the page before.
-    pub after: Option<RequestId>,
+    /// Only those behind this instant and id: those of the last of the page before.
+    pub after: Option<(Unix, RequestId)>,
     /// Most entries to give; 1,000 at most.
     pub limit: u32,
 }
@@ -151,6 +151,15 @@ impl Store {
         }
         // Rare: some were delivered before. Sums must count what is new only, so it begins anew with those.
         transaction.rollback().await?;
+        self.append_again(entries).await
+    }
+
+    /// [`Store::append`] for entries that were probably delivered before, as after a restart: looks first.
+    pub(crate) async fn append_again(&self, entries: &[Entry]) -> Result<Appended, StoreError> {
+        if entries.is_empty() {
+            return Ok(Appended::default());
+        }
+        failpoint::hit("store.append.before_insert")?;
         let mut transaction = self.begin().await?;
         let ids: Vec<RequestId> = entries.iter().map(|entry| entry.id).collect();
         let mut seen = known(&mut transaction, &ids).await?;
@@ -247,7 +256,7 @@ impl Store {
         row.as_ref().map(read_entry).transpose()
     }
 
-    /// A page of entries, in the order of their ids.
+    /// A page of entries, in the order of their instants and ids.
     ///
     /// # Errors
     /// When the store fails.
@@ -255,7 +264,8 @@ impl Store {
         let rows = sqlx::query(SELECT_PAGE)
             .bind(query.from.ms)
             .bind(query.until.ms)
-            .bind(query.after.map(|id| id.to_string()).unwrap_or_default())
+            .bind(query.after.map_or(i64::MIN, |(at, _)| at.ms))
+            .bind(query.after.map(|(_, id)| id.to_string()).unwrap_or_default())
             .bind(query.limit.min(PAGE_MAX))
             .bind(FINAL)
             .fetch_all(&self.reader)
@@ -271,7 +281,9 @@ async fn known(connection: &mut SqliteConnection, ids: &[RequestId]) -> Result<A
 
 const SELECT_ONE: &str = "SELECT * FROM entries WHERE id = ?1 AND kind = ?2";
 const SELECT_PAGE: &str = "
-    SELECT * FROM entries WHERE at_ms >= ?1 AND at_ms < ?2 AND id > ?3 AND kind = ?5 ORDER BY id LIMIT ?4";
+    SELECT * FROM entries
+    WHERE at_ms >= MAX(?1, ?3) AND at_ms < ?2 AND (at_ms, id) > (?3, ?4) AND kind = ?6
+    ORDER BY at_ms, id LIMIT ?5";
 
 pub(super) fn to_json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|error| StoreError::Io(error.to_string()))

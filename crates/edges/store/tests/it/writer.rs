@@ -198,6 +198,30 @@ async fn files_go_when_the_store_has_everything_in_them_and_the_minute_is_over()
 }
 
 #[tokio::test]
+async fn a_start_after_an_orderly_stop_reads_the_last_minute_and_offers_nothing_again() {
+    let state = tempfile::tempdir().unwrap();
+    let house = House::open(state.path(), SMALL).await;
+    let mut journal = house.journals.journal(0).unwrap();
+    for number in 0..500 {
+        let (reservation, entry) = numbered(number);
+        drop(journal.reserve(&reservation).unwrap());
+        journal.settle(&entry);
+        journal.flush().unwrap();
+    }
+    drop(journal);
+    house.writer.stop().await.unwrap();
+    drop(house.journals);
+    for _ in 0..2 {
+        let (journals, recovery) = Journals::open(&state.path().join("journal"), SMALL).unwrap();
+        assert_eq!((recovery.admissions.len(), recovery.orphans.len(), recovery.entries), (500, 0, 500));
+        assert!(recovery.admissions.iter().all(|admission| admission.settled_tokens.is_some()));
+        let writer = LedgerWriter::start(house.store.clone(), &journals, &recovery, BY_HAND).await.unwrap();
+        assert_eq!((writer.status().inserted, writer.status().duplicates), (0, 0));
+        assert_eq!(journals.status().waiting_bytes, 0);
+    }
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_kept_for_the_operator_and_never_read_again() {
     let state = tempfile::tempdir().unwrap();
     let journal_folder = state.path().join("journal");
