@@ -46,7 +46,7 @@ pub(crate) struct Seen {
     pub(crate) error: bool,
     /// Span of the error's value, for the log.
     pub(crate) error_span: Option<(usize, usize)>,
-    /// A choice ended with `finish_reason: abort`.
+    /// A choice ended with `finish_reason: abort`, or a message with that `stop_reason`.
     pub(crate) aborted: bool,
     /// A choice ended otherwise, or the flavour's last event but one.
     pub(crate) finished: bool,
@@ -134,6 +134,13 @@ impl Look<'_> {
                 Ok(())
             }
             (b"choices", Kind::Array) => self.choices(),
+            (b"stop_reason", Kind::String) if self.flavour == Flavour::Messages => self.stop_reason(),
+            (b"delta", Kind::Object) if self.flavour == Flavour::Messages => self.messages_delta(),
+            (b"status", Kind::String) if self.flavour == Flavour::Responses => {
+                let status = self.cursor.string()?;
+                self.seen.error |= &self.text[status] == b"failed";
+                Ok(())
+            }
             (b"type", Kind::String) => {
                 let name = self.cursor.string()?;
                 self.event_type(&self.text[name]);
@@ -142,6 +149,27 @@ impl Look<'_> {
             (name, Kind::Object) if Some(name) == nested => self.nested(),
             _ => self.cursor.skip().map(drop),
         }
+    }
+
+    /// The delta of one of Anthropic's events: that of the last but one says why the answer ended.
+    fn messages_delta(&mut self) -> Result<(), Malformed> {
+        self.cursor.enter(b'{')?;
+        let mut first = true;
+        while let Some(key) = self.cursor.key(&mut first)? {
+            let kind = self.cursor.kind()?;
+            if &self.text[key] == b"stop_reason" && kind == Kind::String {
+                self.stop_reason()?;
+            } else {
+                self.cursor.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_reason(&mut self) -> Result<(), Malformed> {
+        let reason = self.cursor.string()?;
+        self.seen.aborted |= &self.text[reason] == b"abort";
+        Ok(())
     }
 
     /// `response` or `message`: model, usage and id stand one level deeper.

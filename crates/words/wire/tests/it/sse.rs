@@ -353,3 +353,19 @@ proptest! {
         prop_assert_eq!(split, expected);
     }
 }
+
+#[test]
+fn an_abort_is_seen_on_messages_and_a_failure_on_responses_whatever_the_shape() {
+    use bytes::Bytes;
+    use tidegate_wire::{Endpoint, answer};
+
+    let body = Bytes::from_static(br#"{"type":"message","model":"m","stop_reason":"abort","content":[]}"#);
+    assert!(answer::rewrite(Endpoint::Messages, body, "alias").aborted);
+    let body = Bytes::from_static(br#"{"type":"message","model":"m","stop_reason":"end_turn","content":["abort"]}"#);
+    assert!(!answer::rewrite(Endpoint::Messages, body, "alias").aborted);
+    let body = Bytes::from_static(br#"{"object":"response","model":"m","status":"failed","output":[]}"#);
+    assert!(answer::rewrite(Endpoint::Responses, body, "alias").aborted);
+    let body =
+        Bytes::from_static(br#"{"object":"response","model":"m","status":"completed","output":[{"status":"failed"}]}"#);
+    assert!(!answer::rewrite(Endpoint::Responses, body, "alias").aborted);
+}
