@@ -79,6 +79,8 @@ pub(crate) struct JsonBody {
 /// the documents.
 #[derive(Debug)]
 pub(crate) struct Standing {
+    /// The key as it was then: a change makes a new record of it.
+    pub(crate) key: Arc<KeyRecord>,
     pub(crate) granted: Granted,
     pub(crate) subjects: Arc<Subjects>,
     /// Whether a daily or monthly quota is among the limits.
@@ -249,10 +251,10 @@ fn absent(catalogue: &Catalogue, alias: &AliasView, at: Unix) -> Fault {
 pub(crate) fn standing(
     core: &Core,
     catalogue: &Catalogue,
-    key: &KeyRecord,
+    key: &Arc<KeyRecord>,
     alias: &AliasView,
 ) -> Result<Rc<Standing>, Fault> {
-    core.standing(catalogue.generation, &key.id, &alias.name, || {
+    core.standing(catalogue.generation, key, &alias.name, || {
         let (_, granted) = granted(catalogue, key, alias.name.as_str())?;
         let team = catalogue.site.teams.get(&key.team).ok_or_else(|| Fault::new(Case::ModelNotFound).param("model"))?;
         let rules = |limits, zone: &TimeZone| Rules { generation: catalogue.generation, limits, zone: zone.clone() };
@@ -270,7 +272,7 @@ pub(crate) fn standing(
         let wall = core.wall();
         let subjects = core.shared.counters.subjects_now(&wanted, core.now(), wall);
         let subjects = subjects.map_err(|error| error.to_fault(wall))?;
-        Ok(Standing { granted, subjects, has_quota })
+        Ok(Standing { key: Arc::clone(key), granted, subjects, has_quota })
     })
 }
 

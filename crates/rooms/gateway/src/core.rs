@@ -9,7 +9,7 @@ use std::time::Duration;
 use ahash::AHashMap;
 use arc_swap::ArcSwap;
 use tidegate_core::{AliasName, Case, Entry, Fault, KeyId, Monotonic, RequestId, Reservation, Unix};
-use tidegate_identity::{PeerThrottle, SharedKeyring};
+use tidegate_identity::{KeyRecord, PeerThrottle, SharedKeyring};
 use tidegate_policy::limiter::MemoryCounters;
 use tidegate_store::Journal;
 
@@ -163,11 +163,11 @@ impl Core {
         }
     }
 
-    /// The remembered standing of a key on an alias, made anew when documents or keys have changed.
+    /// The remembered standing of a key on an alias, made anew when the documents or the key have changed.
     pub(crate) fn standing<E>(
         &self,
         generation: u64,
-        key: &KeyId,
+        key: &Arc<KeyRecord>,
         alias: &AliasName,
         make: impl FnOnce() -> Result<Standing, E>,
     ) -> Result<Rc<Standing>, E> {
@@ -176,8 +176,8 @@ impl Core {
             standings.map.clear();
             standings.generation = generation;
         }
-        let name = (key.clone(), alias.clone());
-        if let Some(known) = standings.map.get(&name) {
+        let name = (key.id.clone(), alias.clone());
+        if let Some(known) = standings.map.get(&name).filter(|known| Arc::ptr_eq(&known.key, key)) {
             return Ok(Rc::clone(known));
         }
         let made = Rc::new(make()?);
