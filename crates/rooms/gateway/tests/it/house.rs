@@ -17,15 +17,17 @@ use tempfile::TempDir;
 use tidegate_config::Source;
 use tidegate_core::{CallerName, Entry, Limits, ModelName, ShiftName, TeamName, Unix};
 use tidegate_engine::backend::Backend;
-use tidegate_engine::client::{Endpoint, PoolSettings};
+use tidegate_engine::client::{Connect, Connecting, Endpoint, Io, PoolSettings};
 use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::catalogue::{Catalogue, Parts};
 use tidegate_gateway::local::LocalGate;
 use tidegate_gateway::metrics::Metrics;
 use tidegate_gateway::{Clock, Observer, Shared};
-use tidegate_identity::{ApiKey, KeyKind, KeyRecord, Keyring, LastUsed, PeerThrottle, Pepper, SharedKeyring, StoreState};
+use tidegate_identity::{
+    ApiKey, KeyKind, KeyRecord, Keyring, LastUsed, PeerThrottle, Pepper, SharedKeyring, StoreState,
+};
 use tidegate_policy::limiter::MemoryCounters;
-use tidegate_routing::{Replica, ReplicaState};
+use tidegate_routing::{Lease, Replica, ReplicaState};
 use tidegate_store::{JournalOptions, Journals};
 use tidegate_testkit::fake::{FakeEngine, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
@@ -71,6 +73,8 @@ pub(crate) struct House {
     records: Vec<Arc<KeyRecord>>,
     _journals: Journals,
     _folder: TempDir,
+    /// Bookings that steer the pick.
+    steering: Mutex<Vec<Lease>>,
 }
 
 /// What may be special about a house.
@@ -82,6 +86,8 @@ pub(crate) struct Setup {
     pub(crate) shift: Option<&'static str>,
     pub(crate) tokenizers: BTreeMap<ModelName, Arc<Tokenizer>>,
     pub(crate) journal: JournalOptions,
+    /// An engine that says always the same.
+    pub(crate) raw: Option<Arc<dyn Connect>>,
 }
 
 impl Setup {
@@ -150,7 +156,8 @@ impl House {
         });
         let site = Arc::new(site);
         let metrics = Arc::new(Metrics::register(&mut prometheus_client::registry::Registry::default()));
-        let all: Vec<_> = engines.iter().enumerate().map(|(index, engine)| backend(engine, index)).collect();
+        let connectors = engines.iter().map(FakeEngine::connector).chain(setup.raw);
+        let all: Vec<_> = connectors.enumerate().map(|(index, connector)| backend(connector, index)).collect();
         let mut backends = BTreeMap::new();
         for name in site.deployments.keys() {
             let own = name.as_str().rsplit_once('-').and_then(|(_, index)| index.parse::<usize>().ok());
@@ -194,9 +201,23 @@ impl House {
             records: Vec::new(),
             _journals: journals,
             _folder: folder,
+            steering: Mutex::default(),
         };
         house.key = house.make_key("red", |_| {});
         house
+    }
+
+    /// The house of one engine that answers every request with these bytes.
+    pub(crate) async fn of_raw(documents: &str, answer: String, closes: bool) -> Self {
+        let raw: Arc<dyn Connect> = Arc::new(RawEngine { answer: answer.into(), closes });
+        Self::with(documents, Vec::new(), Setup { raw: Some(raw), ..Setup::default() }).await
+    }
+
+    /// Books all replicas but the first, so that it is picked first for as long as it may be picked.
+    pub(crate) fn prefer_first(&self) {
+        let leases =
+            self.backends.iter().skip(1).map(|backend| backend.replica().book(self.shared.clock.now()).unwrap());
+        self.steering.lock().unwrap().extend(leases);
     }
 
     /// Another key.
@@ -229,6 +250,14 @@ impl House {
         for record in &mut self.records {
             *record = Arc::new(KeyRecord { revoked: Some(Unix::from_ms(1)), ..(**record).clone() });
         }
+        self.shared.keyring.replace(Keyring::new(Arc::clone(&self.pepper), self.records.iter().cloned()));
+    }
+
+    /// Changes the last key made.
+    pub(crate) fn change_last_key(&mut self, change: impl FnOnce(&mut KeyRecord)) {
+        let mut record = KeyRecord::clone(self.records.last().unwrap());
+        change(&mut record);
+        *self.records.last_mut().unwrap() = Arc::new(record);
         self.shared.keyring.replace(Keyring::new(Arc::clone(&self.pepper), self.records.iter().cloned()));
     }
 
@@ -298,6 +327,34 @@ impl House {
         self.send(request).await
     }
 
+    /// A transcription whose form names the model before its file.
+    pub(crate) async fn upload(&mut self, model: &str) -> Answer {
+        let request = self.form(&[("model", model)], b"RIFF0000WAVE", &[]);
+        self.send(request).await
+    }
+
+    /// A form: fields, the file, fields behind it.
+    pub(crate) fn form(&self, before: &[(&str, &str)], file: &[u8], behind: &[(&str, &str)]) -> Request<Full<Bytes>> {
+        let mut body = Vec::new();
+        let field = |body: &mut Vec<u8>, (name, value): &(&str, &str)| {
+            body.extend_from_slice(
+                format!("--XX\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n").as_bytes(),
+            );
+        };
+        before.iter().for_each(|pair| field(&mut body, pair));
+        body.extend_from_slice(
+            b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\nContent-Type: audio/wav\r\n\r\n",
+        );
+        body.extend_from_slice(file);
+        body.extend_from_slice(b"\r\n");
+        behind.iter().for_each(|pair| field(&mut body, pair));
+        body.extend_from_slice(b"--XX--\r\n");
+        let mut request = self.request(Method::POST, "/v1/audio/transcriptions", "");
+        *request.body_mut() = Full::new(body.into());
+        request.headers_mut().insert("content-type", "multipart/form-data; boundary=XX".parse().unwrap());
+        request
+    }
+
     /// A chat that is not streamed.
     pub(crate) async fn chat(&mut self) -> Answer {
         self.post("/v1/chat/completions", CHAT).await
@@ -348,6 +405,7 @@ impl House {
     /// Nothing is in flight, held, booked or reserved: waits for what the engines may still hold.
     pub(crate) async fn assert_idle(&self) {
         self.settle().await;
+        self.steering.lock().unwrap().clear();
         assert_eq!(self.shared.counters.live(), 0, "reservations");
         assert_eq!(self.shared.metrics.in_flight.get(), 0, "requests in flight");
         assert_eq!(self.gate.held(), 0, "slots held");
@@ -396,11 +454,33 @@ pub(crate) const CHAT: &str = r#"{"model":"chat","messages":[{"role":"user","con
 pub(crate) const CHAT_STREAM: &str =
     r#"{"model":"chat","messages":[{"role":"user","content":"hi"}],"max_tokens":16,"stream":true}"#;
 
-fn backend(engine: &FakeEngine, index: usize) -> Arc<Backend> {
-    let endpoint = Endpoint::custom(engine.connector(), "engine", None).unwrap();
+fn backend(connector: Arc<dyn Connect>, index: usize) -> Arc<Backend> {
+    let endpoint = Endpoint::custom(connector, "engine", None).unwrap();
     let replica = Replica::new(format!("replica/{index}").into());
     replica.set_state(ReplicaState::Serving);
     Arc::new(Backend::new(replica, &endpoint, PoolSettings::default(), 1))
+}
+
+/// An engine that answers every request with the same bytes, and then closes or says nothing more.
+#[derive(Debug)]
+struct RawEngine {
+    answer: Bytes,
+    closes: bool,
+}
+
+impl Connect for RawEngine {
+    fn connect(&self) -> Connecting {
+        let (ours, mut engine) = tokio::io::duplex(256 * 1024);
+        let (answer, closes) = (self.answer.clone(), self.closes);
+        tokio::task::spawn_local(async move {
+            let mut buffer = [0; 16 * 1024];
+            if engine.read(&mut buffer).await.is_ok() && engine.write_all(&answer).await.is_ok() && !closes {
+                // Until the gate closes it.
+                while engine.read(&mut buffer).await.is_ok_and(|len| len > 0) {}
+            }
+        });
+        Box::pin(async move { Ok(Box::new(ours) as Box<dyn Io>) })
+    }
 }
 
 /// Runs a test on one thread in paused time.
@@ -416,7 +496,10 @@ pub(crate) fn granting(limits: &str) -> String {
 
 /// [`SITE`] with more in the alias `chat`.
 pub(crate) fn alias_with(more: &str) -> String {
-    SITE.replace("{targets: [{deployment: tiny-v1, weight: 100}]}", &format!("{{targets: [{{deployment: tiny-v1}}], {more}}}"))
+    SITE.replace(
+        "{targets: [{deployment: tiny-v1, weight: 100}]}",
+        &format!("{{targets: [{{deployment: tiny-v1}}], {more}}}"),
+    )
 }
 
 /// [`SITE`] with these engines instead of vLLM: one that speaks only chat completions.

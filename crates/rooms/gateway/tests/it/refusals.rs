@@ -45,7 +45,9 @@ fn row(case: Case) -> Row {
     let (status, kind, code, param, anthropic, retry) = match case {
         Case::InvalidKey => (401, BAD, Some("invalid_api_key"), None, "authentication_error", Retry::Unsaid),
         Case::AuthUnavailable => (503, OFF, Some("auth_unavailable"), None, "overloaded_error", Retry::After(10)),
-        Case::AuthThrottled => (429, "requests", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::Within(1)),
+        Case::AuthThrottled => {
+            (429, "requests", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::Within(1))
+        }
         Case::Forbidden => (403, BAD, Some("insufficient_permissions"), None, "permission_error", Retry::Unsaid),
         Case::UnknownPath => (404, BAD, None, None, "not_found_error", Retry::Unsaid),
         Case::MethodNotAllowed => (405, BAD, Some("method_not_allowed"), None, BAD, Retry::Unsaid),
@@ -57,11 +59,15 @@ fn row(case: Case) -> Row {
         Case::MissingParameter => (400, BAD, Some("missing_required_parameter"), Some("messages"), BAD, Retry::Unsaid),
         Case::InvalidValue => (400, BAD, Some("invalid_value"), Some("n"), BAD, Retry::Unsaid),
         Case::ModelNotFound => (404, BAD, Some("model_not_found"), Some("model"), "not_found_error", Retry::Unsaid),
-        Case::ModelUnavailable => (503, OFF, Some("model_unavailable"), Some("model"), "overloaded_error", Retry::After(5)),
+        Case::ModelUnavailable => {
+            (503, OFF, Some("model_unavailable"), Some("model"), "overloaded_error", Retry::After(5))
+        }
         Case::ContextLength => (400, BAD, Some("context_length_exceeded"), Some("messages"), BAD, Retry::Unsaid),
         Case::TooLargeForLimit => (429, "tokens", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::No),
         Case::Quota => (429, "insufficient_quota", Some("insufficient_quota"), None, "rate_limit_error", Retry::No),
-        Case::RateRequests => (429, "requests", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::Within(60)),
+        Case::RateRequests => {
+            (429, "requests", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::Within(60))
+        }
         Case::RateTokens => (429, "tokens", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::Within(60)),
         Case::Concurrency => (429, "requests", Some("rate_limit_exceeded"), None, "rate_limit_error", Retry::Within(1)),
         Case::Overloaded => (503, OFF, Some("server_is_overloaded"), None, "overloaded_error", Retry::Within(5)),
@@ -112,7 +118,12 @@ impl Row {
 }
 
 /// Runs `act` in a new house for each protocol and checks the answer against the table, and the ledger.
-async fn refused(case: Case, documents: &str, scripts: Vec<Script>, act: impl AsyncFn(&mut House, &'static str) -> Answer) {
+async fn refused(
+    case: Case,
+    documents: &str,
+    scripts: Vec<Script>,
+    act: impl AsyncFn(&mut House, &'static str) -> Answer,
+) {
     refused_with(case, documents, scripts, Setup::default, act).await;
 }
 
@@ -301,10 +312,8 @@ fn chat_of(bytes: usize) -> String {
 #[test]
 fn a_body_over_the_bound_is_413_whether_its_length_was_announced_or_not() {
     local(async {
-        refused(Case::TooLarge, &small_bodies(), vllm(), async |house, path| {
-            post(house, path, &chat_of(1025)).await
-        })
-        .await;
+        refused(Case::TooLarge, &small_bodies(), vllm(), async |house, path| post(house, path, &chat_of(1025)).await)
+            .await;
         for path in PATHS {
             let mut house = House::new(&small_bodies(), vllm()).await;
             assert_eq!(house.post(path, &chat_of(1024)).await.status, 200, "at the bound");
@@ -604,9 +613,11 @@ fn an_engine_that_does_not_answer_in_time_is_504() {
     local(async {
         let frozen = vec![Script::vllm("tiny-served").failing(Fault::SlowFirstByte(Duration::from_secs(3_600)))];
         let documents = alias_with("timeouts: {firstByte: 3s, whole: 5s}");
-        refused(Case::UpstreamTimeout, &documents, frozen.clone(), async |house, path| post(house, path, CHAT).await).await;
+        refused(Case::UpstreamTimeout, &documents, frozen.clone(), async |house, path| post(house, path, CHAT).await)
+            .await;
         let streamed = CHAT.replace("\"max_tokens\"", "\"stream\":true,\"max_tokens\"");
-        refused(Case::UpstreamTimeout, &documents, frozen, async |house, path| post(house, path, &streamed).await).await;
+        refused(Case::UpstreamTimeout, &documents, frozen, async |house, path| post(house, path, &streamed).await)
+            .await;
     });
 }
 
@@ -627,11 +638,7 @@ fn an_engines_refusal_of_the_request_keeps_its_status_and_loses_its_text() {
 fn a_journal_that_cannot_be_written_is_503_and_nothing_goes_upstream() {
     local(async {
         refused(Case::Overloaded, SITE, vllm(), async |house, path| {
-            tidegate_store::failpoint::set(
-                "journal.reserve.before_write",
-                tidegate_store::failpoint::Action::Full,
-                1,
-            );
+            tidegate_store::failpoint::set("journal.reserve.before_write", tidegate_store::failpoint::Action::Full, 1);
             let answer = post(house, path, CHAT).await;
             tidegate_store::failpoint::clear("journal.reserve.before_write");
             assert_eq!(house.engines[0].requests().len(), 0);
@@ -655,7 +662,9 @@ fn targets_and_headers_over_their_bounds_are_414_and_431() {
             }
         }
         let many = |count: usize| -> String { (0..count).map(|n| format!("x-{n}: y\r\n")).collect() };
-        for (more, status) in [(many(60), "200"), (many(101), "431"), (format!("x: {}\r\n", "y".repeat(40 << 10)), "431")] {
+        for (more, status) in
+            [(many(60), "200"), (many(101), "431"), (format!("x: {}\r\n", "y".repeat(40 << 10)), "431")]
+        {
             let raw = format!("GET /v1/models HTTP/1.1\r\nhost: gate\r\nx-api-key: {}\r\n{more}\r\n", house.key);
             let answer = house.raw(raw.as_bytes()).await;
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
