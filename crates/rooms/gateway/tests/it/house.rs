@@ -12,12 +12,14 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate_config::Source;
 use tidegate_core::{CallerName, Entry, Limits, ModelName, ShiftName, TeamName, Unix};
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Connect, Connecting, Endpoint, Io, PoolSettings};
+use tidegate_engine::scrape::{Sample, Signals};
 use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::catalogue::{Catalogue, Parts};
 use tidegate_gateway::local::LocalGate;
@@ -75,6 +77,7 @@ pub(crate) struct House {
     _folder: TempDir,
     /// Bookings that steer the pick.
     steering: Mutex<Vec<Lease>>,
+    registry: Registry,
 }
 
 /// What may be special about a house.
@@ -155,7 +158,8 @@ impl House {
             panic!("{}", checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect::<String>())
         });
         let site = Arc::new(site);
-        let metrics = Arc::new(Metrics::register(&mut prometheus_client::registry::Registry::default()));
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry));
         let connectors = engines.iter().map(FakeEngine::connector).chain(setup.raw);
         let all: Vec<_> = connectors.enumerate().map(|(index, connector)| backend(connector, index)).collect();
         let mut backends = BTreeMap::new();
@@ -202,6 +206,7 @@ impl House {
             _journals: journals,
             _folder: folder,
             steering: Mutex::default(),
+            registry,
         };
         house.key = house.make_key("red", |_| {});
         house
@@ -292,11 +297,46 @@ impl House {
         finish(pending).await
     }
 
-    /// Sends one request and does not wait for anything.
-    pub(crate) async fn begin(&mut self, request: Request<Full<Bytes>>) -> Pending {
+    /// Sends one request and reads its answer as it comes; aborting it closes its connection.
+    pub(crate) async fn begin(&mut self, request: Request<Full<Bytes>>) -> tokio::task::JoinHandle<Answer> {
         let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect())).await.unwrap();
-        tokio::task::spawn_local(connection);
-        tokio::task::spawn_local(async move { sender.send_request(request).await })
+        tokio::task::spawn_local(async move {
+            // In one task, so that both end together.
+            let asked = async { finish(sender.send_request(request).await.unwrap()).await };
+            tokio::pin!(connection);
+            tokio::pin!(asked);
+            tokio::select! {
+                answer = asked.as_mut() => answer,
+                _ = connection => asked.await,
+            }
+        })
+    }
+
+    /// Opens a connection and writes these bytes.
+    pub(crate) async fn open(&mut self, bytes: &[u8]) -> DuplexStream {
+        let mut stream = self.connect();
+        stream.write_all(bytes).await.unwrap();
+        stream
+    }
+
+    /// What a scrape of an engine said just now.
+    pub(crate) fn scraped(&self, index: usize, running: f64) {
+        let signals = Signals { running: Some(running), waiting: Some(0.0), kv_usage: None };
+        self.backends[index].set_sample(Some(Sample { signals, at: tokio::time::Instant::now() }));
+    }
+
+    /// Prompt tokens that are reserved for a request, whatever its output.
+    pub(crate) async fn bound(&mut self, path: &str, body: &str) -> u64 {
+        assert_eq!(self.post(path, body).await.status, 200);
+        let max = serde_json::from_str::<Value>(body).unwrap()["max_tokens"].as_u64().unwrap();
+        self.last().reserved_tokens - max
+    }
+
+    /// The page of metrics.
+    pub(crate) fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
     }
 
     /// Sends one request and returns when its head has come.
@@ -429,9 +469,6 @@ impl House {
         self.engines.iter().map(|engine| engine.runs().len()).sum()
     }
 }
-
-/// A request on its way; aborting it closes its connection.
-pub(crate) type Pending = tokio::task::JoinHandle<Result<http::Response<hyper::body::Incoming>, hyper::Error>>;
 
 /// Reads an answer to its end.
 pub(crate) async fn finish(response: http::Response<hyper::body::Incoming>) -> Answer {
