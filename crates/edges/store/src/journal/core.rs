@@ -37,6 +37,8 @@ pub struct Journal {
     buffer: Vec<u8>,
     /// A write failed and could not be taken back: nothing more may go into this file.
     spoiled: bool,
+    /// Why the next file could not be begun: tried again by `flush` only, not by every request.
+    stuck: Option<i32>,
 }
 
 /// A reservation that the operating system has. At [`Durability::Power`] the request may go upstream only after
@@ -66,7 +68,7 @@ impl Commit {
 impl Journal {
     pub(super) fn open(shared: Arc<Shared>, core: u16) -> Result<Self, JournalError> {
         let segment = shared.create_segment(core)?;
-        Ok(Self { shared, core, segment, end: HEADER, buffer: Vec::with_capacity(4096), spoiled: false })
+        Ok(Self { shared, core, segment, end: HEADER, buffer: Vec::with_capacity(4096), spoiled: false, stuck: None })
     }
 
     /// Writes a reservation, and with it every entry settled since the last write. One system call.
@@ -134,7 +136,16 @@ impl Journal {
 
     /// Makes sure that a reservation may go into the current file.
     fn make_room(&mut self) -> Result<(), JournalError> {
-        if self.spoiled || self.end >= self.shared.options.segment_bytes { self.rotate() } else { Ok(()) }
+        if !self.spoiled && self.end < self.shared.options.segment_bytes {
+            return Ok(());
+        }
+        match self.stuck {
+            Some(code) => {
+                let source = io::Error::from_raw_os_error(code);
+                Err(JournalError::from_io("begin the next file", &self.shared.folder, source))
+            }
+            None => self.rotate(),
+        }
     }
 
     /// Writes the buffer behind the last record. On an error the file is as before and the buffer is kept.
@@ -160,7 +171,8 @@ impl Journal {
     fn rotate(&mut self) -> Result<(), JournalError> {
         let fail = |source| JournalError::from_io("begin the next file", &self.shared.folder, source);
         failpoint::hit("journal.rotate.before").map_err(fail)?;
-        let next = self.shared.create_segment(self.core)?;
+        let next = self.shared.create_segment(self.core).inspect_err(|error| self.stuck = Some(error.code()))?;
+        self.stuck = None;
         self.segment.seal();
         self.segment = next;
         self.end = HEADER;

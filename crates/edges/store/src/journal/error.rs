@@ -58,6 +58,18 @@ pub enum JournalError {
 }
 
 impl JournalError {
+    /// The operating system's number for what is nearest to this.
+    pub(crate) fn code(&self) -> i32 {
+        let errno = match self {
+            Self::DiskFull { .. } | Self::SpoolFull { .. } => Errno::NOSPC,
+            Self::ReadOnly { .. } => Errno::ROFS,
+            Self::TooLong { .. } => Errno::NAMETOOLONG,
+            Self::Version { .. } | Self::NotSynced => Errno::IO,
+            Self::Io { source, .. } => return source.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error()),
+        };
+        errno.raw_os_error()
+    }
+
     /// Names an error of the operating system.
     pub(crate) fn from_io(what: &'static str, folder: &Path, source: io::Error) -> Self {
         let folder = folder.to_owned();

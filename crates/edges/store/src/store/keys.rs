@@ -12,7 +12,7 @@ use tidegate_identity::{KeyRecord, LastUsed, Mac, PreviousMac};
 
 use super::audit::{self, By};
 use super::ledger::to_json;
-use super::{Store, StoreError, raise};
+use super::{Store, StoreError, Transaction, raise};
 
 /// A key and the version of its row.
 #[derive(Clone, Debug)]
@@ -173,7 +173,7 @@ impl Store {
     /// Ends a change of a key: audit row, generation, commit, and the key as it is now.
     async fn changed<T: Serialize + Sync>(
         &self,
-        mut transaction: sqlx::Transaction<'static, sqlx::Sqlite>,
+        mut transaction: Transaction,
         by: By<'_>,
         action: &'static str,
         id: &KeyId,

@@ -9,13 +9,13 @@ use std::collections::hash_map;
 
 use ahash::{AHashMap, AHashSet};
 use serde::Serialize;
+use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use sqlx::{Row, Sqlite, Transaction};
 use tidegate_core::{Entry, Outcome, RequestId, Unix};
 
 use super::row::{BatchRows, Detail, INSERT};
 use super::usage::{QUARTER_MS, UsageSums};
-use super::{Store, StoreError};
+use super::{Store, StoreError, Transaction};
 use crate::failpoint;
 
 /// Most tokens that one entry's counts can say: an engine that reports more is wrong, and no sum of real entries must
@@ -192,7 +192,7 @@ impl Store {
         Ok(Some(learned))
     }
 
-    async fn commit(&self, transaction: Transaction<'_, Sqlite>, learned: Learned<'_>) -> Result<(), StoreError> {
+    async fn commit(&self, transaction: Transaction, learned: Learned<'_>) -> Result<(), StoreError> {
         failpoint::hit("store.append.before_commit")?;
         transaction.commit().await?;
         failpoint::passed("store.append.after_commit");

@@ -12,6 +12,7 @@ mod ledger;
 mod row;
 mod schema;
 mod shift;
+mod transaction;
 mod usage;
 
 use std::fs::OpenOptions;
@@ -24,7 +25,6 @@ use parking_lot::Mutex;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Sqlite, Transaction};
 
 use crate::clock;
 pub use audit::{AuditRow, By};
@@ -33,6 +33,7 @@ pub use error::StoreError;
 pub use keys::{Rotation, StoredKey};
 pub use ledger::{Appended, EntryQuery, TOKENS_MAX};
 pub use shift::Shift;
+use transaction::{Purpose, Transaction};
 pub use usage::{Bucket, GroupBy, PERIODS_MAX, PeriodSum, ROWS_MAX, UsageFilter, UsageQuery, UsageRow, UsageSums};
 
 /// Connections that read.
@@ -66,8 +67,21 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub async fn open_sqlite(path: &Path) -> Result<Self, StoreError> {
+        Self::open_with(path, SqliteConnectOptions::new()).await
+    }
+
+    /// Opens a SQLite file that is full at this many pages, to try a full disk out.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    #[cfg(feature = "failpoints")]
+    pub async fn open_sqlite_limited(path: &Path, pages: u32) -> Result<Self, StoreError> {
+        Self::open_with(path, SqliteConnectOptions::new().pragma("max_page_count", pages.to_string())).await
+    }
+
+    async fn open_with(path: &Path, options: SqliteConnectOptions) -> Result<Self, StoreError> {
         make_file(path)?;
-        let options = SqliteConnectOptions::new()
+        let options = options
             .filename(path)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
@@ -94,9 +108,8 @@ impl Store {
         self.writer.close().await;
     }
 
-    /// A transaction that holds the write lock from its beginning, so that it never fails half-way for another's.
-    async fn begin(&self) -> Result<Transaction<'static, Sqlite>, StoreError> {
-        Ok(self.writer.begin_with("BEGIN IMMEDIATE").await?)
+    async fn begin(&self) -> Result<Transaction, StoreError> {
+        Transaction::begin(&self.writer, Purpose::Write).await
     }
 }
 

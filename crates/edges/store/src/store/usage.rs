@@ -14,7 +14,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use tidegate_core::{AliasName, CallerName, KeyId, Level, ModelName, Outcome, TeamName, Unix};
 
 use super::ledger::{some, to_json};
-use super::{Store, StoreError};
+use super::{Purpose, Store, StoreError, Transaction};
 
 /// A quarter of an hour in milliseconds: every zone's hours, days and months begin on one.
 pub(super) const QUARTER_MS: i64 = 900_000;
@@ -244,7 +244,7 @@ impl Store {
         let periods = periods(query)?;
         let (quarters, edges) = split(&periods);
         let mut rows: BTreeMap<(usize, Names), UsageSums> = BTreeMap::new();
-        let mut transaction = self.reader.begin().await?;
+        let mut transaction = Transaction::begin(&self.reader, Purpose::Read).await?;
         sum_into(&mut transaction, SUM_QUARTERS, to_json(&quarters)?, query, &mut rows).await?;
         if !edges.is_empty() {
             sum_into(&mut transaction, SUM_ENTRIES, to_json(&edges)?, query, &mut rows).await?;

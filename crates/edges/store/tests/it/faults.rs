@@ -141,6 +141,9 @@ fn a_full_disk_stops_reservations_at_the_end_of_a_file_and_settles_still_fit() {
     assert!(matches!(journal.flush(), Err(JournalError::DiskFull { .. })));
     assert_eq!(journal.pending_bytes(), 0);
     failpoint::clear("journal.create.before");
+    // Tried again by the tick, not by every request.
+    assert!(matches!(journal.reserve(&numbered(reserved).0), Err(JournalError::DiskFull { .. })));
+    journal.flush().unwrap();
     drop(journal.reserve(&numbered(reserved).0).unwrap());
     assert!(!journals.is_pressed());
     drop((journal, journals));

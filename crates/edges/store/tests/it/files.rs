@@ -118,6 +118,23 @@ async fn a_write_that_fails_is_named_and_leaves_nothing() {
     assert_eq!(store.append(&entries).await.unwrap().inserted, 10);
 }
 
+/// SQLite ends the transaction by itself then; the store has to go on when there is room again.
+#[tokio::test]
+async fn a_database_that_was_full_goes_on_when_there_is_room() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("tidegate.db");
+    let store = Store::open_sqlite_limited(&path, 60).await.unwrap();
+    let many: Vec<_> = (0..4_000).map(|number| numbered(number).1).collect();
+    for _ in 0..3 {
+        let error = store.append(&many).await.unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull), "{error}");
+    }
+    assert_eq!(store.append(&many[..20]).await.unwrap().inserted, 20);
+    store.close().await;
+    let store = Store::open_sqlite(&path).await.unwrap();
+    assert_eq!(store.append(&many).await.unwrap().inserted, 3_980);
+}
+
 #[tokio::test]
 async fn a_database_that_has_become_read_only_is_named() {
     let state = tempfile::tempdir().unwrap();
