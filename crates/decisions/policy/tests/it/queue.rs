@@ -134,6 +134,10 @@ fn shares_go_by_weight() {
     let tokens = saturate(&[("one", 1, 1_000, 4), ("three", 3, 700, 4)], 10_000_000);
     let ratio = tokens["three"] as f64 / tokens["one"] as f64;
     assert!((2.9..3.1).contains(&ratio), "{ratio}");
+    // Requests of many quanta, for which whole rounds are skipped.
+    let tokens = saturate(&[("one", 1, 90_000, 4), ("three", 3, 70_000, 4)], 100_000_000);
+    let ratio = tokens["three"] as f64 / tokens["one"] as f64;
+    assert!((2.8..3.2).contains(&ratio), "{ratio}");
 }
 
 #[test]
