@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{Entry, Outcome, RequestId, Reservation, Unix, UsageSource};
+use tidegate_store::store::{Bucket, GroupBy, UsageFilter, UsageQuery};
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Store, WriterOptions};
 
 const BATCH: usize = 2_048;
@@ -72,12 +73,54 @@ fn main() {
     let folder = std::env::temp_dir().join(format!("tidegate-throughput-{}", std::process::id()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     println!("{rows} rows, batches of {BATCH}, in {}", folder.display());
-    append_alone(&folder.join("b"), rows, &runtime);
-    if std::env::args().nth(2).is_some() {
-        return;
-    }
-    journal_and_writer(&folder.join("a"), rows, &runtime);
+    append_alone(&folder.join("a"), rows, &runtime);
+    journal_and_writer(&folder.join("b"), rows, &runtime);
+    queries(&folder.join("c"), rows, &runtime);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Entries of 30 days, 50 callers and 4 aliases: what a page of usage and a start cost.
+fn queries(folder: &Path, rows: u64, runtime: &tokio::runtime::Runtime) {
+    std::fs::create_dir_all(folder).unwrap();
+    let store = runtime.block_on(Store::open_sqlite(&folder.join("tidegate.db"))).unwrap();
+    let step = 30 * 86_400_000 / rows;
+    for batch in (0..rows).collect::<Vec<_>>().chunks(BATCH) {
+        let entries: Vec<_> = batch
+            .iter()
+            .map(|number| {
+                let alias = format!("alias-{}", number % 4);
+                let id = RequestId::new(1_764_500_000_000 + number * step, u128::from(*number));
+                let at = Unix::from_ms(1_764_500_000_000 + (number * step) as i64);
+                Entry { id, at, alias: Some(alias.as_str().into()), ..entry(*number) }
+            })
+            .collect();
+        runtime.block_on(store.append(&entries)).unwrap();
+    }
+    let query = |bucket, group_by| UsageQuery {
+        from: Unix::from_ms(1_764_500_000_000),
+        until: Unix::from_ms(1_764_500_000_000 + 30 * 86_400_000),
+        group_by,
+        bucket,
+        zone: jiff::tz::TimeZone::get("Asia/Seoul").unwrap(),
+        filter: UsageFilter::default(),
+    };
+    let everything = GroupBy { team: true, caller: true, key: true, alias: true, model: true };
+    for (name, bucket, group_by) in [
+        ("usage of 30 days, one row", Bucket::Total, GroupBy::default()),
+        ("usage of 30 days by caller and alias", Bucket::Total, GroupBy { caller: true, alias: true, ..everything }),
+        ("usage of 30 days by day and everything", Bucket::Day, everything),
+        ("usage of 30 days by hour", Bucket::Hour, GroupBy::default()),
+    ] {
+        let begun = Instant::now();
+        let rows = runtime.block_on(store.usage(&query(bucket, group_by))).unwrap();
+        println!("{name:<44} {:>8.1} ms, {} rows", begun.elapsed().as_secs_f64() * 1e3, rows.len());
+    }
+    let begun = Instant::now();
+    for level in tidegate_core::Level::ALL {
+        runtime.block_on(store.period_sums(level, Unix::from_ms(1_764_500_000_000))).unwrap();
+    }
+    println!("{:<44} {:>8.1} ms", "quota sums of 30 days, all five levels", begun.elapsed().as_secs_f64() * 1e3);
+    runtime.block_on(store.close());
 }
 
 fn journal_and_writer(folder: &Path, rows: u64, runtime: &tokio::runtime::Runtime) {
@@ -96,6 +139,7 @@ fn journal_and_writer(folder: &Path, rows: u64, runtime: &tokio::runtime::Runtim
         }
         journal.flush().unwrap();
     });
+    measured("writer: journal read, decoded, committed", rows, || runtime.block_on(writer.drain()).unwrap());
     measured("journal: settle alone (encode, no write)", rows, || {
         for (number, entry) in entries.iter().enumerate() {
             journal.settle(entry);
@@ -105,7 +149,6 @@ fn journal_and_writer(folder: &Path, rows: u64, runtime: &tokio::runtime::Runtim
         }
         journal.flush().unwrap();
     });
-    measured("writer: journal read, decoded, committed", rows, || runtime.block_on(writer.drain()).unwrap());
     println!("{:?}", writer.status());
     println!("{:?}", journals.status());
     runtime.block_on(store.close());
@@ -120,9 +163,6 @@ fn append_alone(folder: &Path, rows: u64, runtime: &tokio::runtime::Runtime) {
             runtime.block_on(store.append(batch)).unwrap();
         }
     });
-    if std::env::args().nth(2).is_some() {
-        return;
-    }
     measured("store: the same again (all duplicates)", rows, || {
         for batch in entries.chunks(BATCH) {
             runtime.block_on(store.append(batch)).unwrap();

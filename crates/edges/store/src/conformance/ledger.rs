@@ -172,6 +172,22 @@ pub async fn hostile_texts_are_kept_as_they_are(bench: &impl Bench) -> Result<()
     Ok(())
 }
 
+/// A wall clock may say anything; a batch with such an entry must not be refused for ever.
+///
+/// # Errors
+/// When the store fails.
+pub async fn an_entry_of_any_instant_is_kept(bench: &impl Bench) -> Result<(), StoreError> {
+    let store = bench.open("instants").await?;
+    let instants = [i64::MIN, -1, 0, 899_999, 900_000, i64::MAX];
+    for (number, ms) in instants.into_iter().enumerate() {
+        let entry = Entry { at: Unix::from_ms(ms), ..entry(number as u64, AT) };
+        store.append(std::slice::from_ref(&entry)).await?;
+        assert_eq!(store.entry(entry.id).await?, Some(entry), "{ms}");
+    }
+    assert_eq!(total(&store).await?.requests, instants.len() as u64 - 3, "from 1970 to 2096");
+    Ok(())
+}
+
 /// An engine that reports nonsense cannot make a sum fail.
 ///
 /// # Errors

@@ -35,6 +35,7 @@ macro_rules! store_conformance {
             two_handles_that_append_the_same_entries_count_them_once
             an_entry_is_read_back_as_it_was_written
             hostile_texts_are_kept_as_they_are
+            an_entry_of_any_instant_is_kept
             impossible_token_counts_are_bounded_and_sums_never_overflow
             pages_of_entries_miss_none_and_repeat_none
             every_grouping_adds_up_to_the_same_sums

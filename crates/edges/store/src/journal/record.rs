@@ -336,3 +336,114 @@ impl<'a> Body<'a> {
         FaultKind::ALL.into_iter().find(|kind| kind.as_str() == text).map(Some)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text() -> impl Strategy<Value = String> {
+        prop_oneof![8 => ".{0,40}", 1 => Just("x".repeat(TEXT_MAX)), 1 => Just(String::new())]
+    }
+
+    prop_compose! {
+        fn reservations()(
+            id in any::<u128>(), at in any::<i64>(), texts in prop::array::uniform4(text()), key in option::of(text()),
+            prompt_tokens in any::<u64>(), output_tokens in any::<u64>(),
+        ) -> Reservation {
+            let [issuer, caller, team, alias] = texts;
+            Reservation {
+                id: RequestId::from_bits(id), at: Unix::from_ms(at), issuer: issuer.into(), caller: caller.into(),
+                team: team.into(), key: key.map(Into::into), alias: alias.into(), prompt_tokens, output_tokens,
+            }
+        }
+    }
+
+    prop_compose! {
+        fn entries()(
+            reservation in reservations(), texts in prop::array::uniform8(option::of(text())), status in any::<u16>(),
+            outcome in 0_usize..4, source in 0_usize..3, fault in option::of(0_usize..FaultKind::ALL.len()),
+            streamed in any::<bool>(), attempts in any::<u32>(), numbers in prop::array::uniform4(any::<u64>()),
+            ttft_us in option::of(0..u64::MAX - 1),
+        ) -> Entry {
+            let [alias, served_alias, model, deployment, replica, engine_id, code, request_id] = texts;
+            let [cached_tokens, reserved_tokens, queue_us, total_us] = numbers;
+            Entry {
+                alias: alias.map(Into::into), served_alias: served_alias.map(Into::into), model: model.map(Into::into),
+                deployment: deployment.map(Into::into), replica: replica.map(Into::into),
+                engine_id: engine_id.map(Into::into), code: code.map(Into::into),
+                request_id: request_id.unwrap_or_default().into(), endpoint: "/v1/embeddings".into(),
+                outcome: [Outcome::Ok, Outcome::Cancelled, Outcome::Failed, Outcome::Orphaned][outcome],
+                source: [UsageSource::Estimated, UsageSource::Engine, UsageSource::None][source],
+                fault: fault.map(|at| FaultKind::ALL[at]), status, streamed, attempts,
+                cached_tokens, reserved_tokens, queue_us, total_us, ttft_us, ..Entry::orphan(&reservation)
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_reservation_is_read_back_as_it_was_written(reservation in reservations(), boottime_ns in any::<u64>()) {
+            let mut bytes = b"before".to_vec();
+            put_reservation(&mut bytes, &reservation, boottime_ns).unwrap();
+            let (record, len) = read(&bytes[6..]).unwrap();
+            prop_assert_eq!(record, Record::Reservation { reservation, boottime_ns });
+            prop_assert_eq!(len, bytes.len() - 6);
+            prop_assert!(len <= HEAD + BODY_MAX);
+        }
+
+        #[test]
+        fn an_entry_is_read_back_as_it_was_written(entry in entries()) {
+            let mut bytes = Vec::new();
+            put_entry(&mut bytes, &entry);
+            prop_assert_eq!(read(&bytes), Ok((Record::Entry(entry), bytes.len())));
+            prop_assert!(bytes.len() <= HEAD + BODY_MAX);
+        }
+
+        #[test]
+        fn a_body_of_any_bytes_is_a_record_or_an_error(kind in 0_u8..4, body in prop::collection::vec(any::<u8>(), 1..120)) {
+            let mut bytes = Vec::new();
+            let start = open(&mut bytes, kind);
+            bytes.extend_from_slice(&body);
+            close(&mut bytes, start);
+            if let Ok((_, len)) = read(&bytes) {
+                prop_assert_eq!(len, bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_with_something_behind_its_last_field_is_nobodys() {
+        let mut bytes = Vec::new();
+        let entry = Entry::orphan(&Reservation {
+            id: RequestId::from_bits(1),
+            at: Unix::from_ms(2),
+            issuer: "i".into(),
+            caller: "c".into(),
+            team: "t".into(),
+            key: None,
+            alias: "a".into(),
+            prompt_tokens: 3,
+            output_tokens: 4,
+        });
+        put_entry(&mut bytes, &entry);
+        bytes.push(0);
+        close(&mut bytes, 0);
+        assert_eq!(read(&bytes), Err(Unread::Corrupt));
+    }
+
+    #[test]
+    fn a_number_has_one_form_only_up_to_its_bound() {
+        for (bytes, expected) in [
+            (&[0x7F][..], Some(0x7F)),
+            (&[0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1], Some(u64::MAX)),
+            (&[0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 2], None),
+            (&[0x80; 11], None),
+            (&[0x80], None),
+        ] {
+            assert_eq!(Body { rest: bytes }.number(), expected, "{bytes:?}");
+        }
+    }
+}

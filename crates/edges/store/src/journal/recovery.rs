@@ -157,7 +157,6 @@ impl State {
                 let age = now.age_of(&written, WINDOW);
                 let id = reservation.id;
                 // A second reservation of one id is a fallback's: it replaces the first, which was released.
-                self.recent.remove(&id);
                 if age < WINDOW {
                     let reservation = reservation.clone();
                     self.recent.insert(id, Admission { reservation, age, settled_tokens: None });
