@@ -101,7 +101,7 @@ def test_errors_have_the_shape_that_the_library_knows():
     assert error.body["type"] == "error" and error.body["error"]["type"] == "authentication_error", error.body
     for model in ("no-such-model", DENIED):
         error = raises(anthropic.NotFoundError, lambda: client().messages.create(model=model, **ASK))
-        assert error.body["error"]["type"] == "not_found_error" and error.request_id, error.body
+        assert error.body["error"]["type"] == "not_found_error" and error.body["request_id"], error.body
     error = raises(anthropic.BadRequestError, lambda: client().messages.create(model=ALIAS, **ASK | {"max_tokens": -1}))
     assert error.body["error"]["type"] == "invalid_request_error", error.body
 
