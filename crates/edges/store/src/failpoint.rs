@@ -23,6 +23,8 @@ pub const POINTS: &[&str] = &[
     "store.append.after_commit",
     "ledger.before_settled",
     "ledger.after_settled",
+    "ledger.before_carry",
+    "ledger.after_carry",
     "ledger.before_delete",
     "ledger.after_delete",
 ];

@@ -89,7 +89,7 @@ impl LedgerWriter {
             work.held = Some(Batch::of(orphans.to_vec()));
             work.write_held().await?;
         }
-        work.collect();
+        work.collect().await;
         work.replaying = false;
         let (drains, asked) = mpsc::channel(DRAINS_MAX);
         let mut tasks = JoinSet::new();
@@ -160,7 +160,7 @@ async fn run(mut work: Work, mut asked: mpsc::Receiver<oneshot::Sender<Result<()
         let done = work.catch_up().await.map_err(|error| error.to_string());
         if done.is_ok() {
             wait = options.retry_min;
-            work.collect();
+            work.collect().await;
         } else {
             not_before = Instant::now() + wait;
             wait = (wait * 2).min(options.retry_max);
@@ -247,9 +247,16 @@ impl Work {
         error
     }
 
-    fn collect(&mut self) {
-        if let Some(tail) = &mut self.tail {
+    /// Puts away files that are not needed any more.
+    async fn collect(&mut self) {
+        let Some(mut tail) = self.tail.take() else { return };
+        let collected = tokio::task::spawn_blocking(move || {
             tail.collect();
+            tail
+        });
+        match collected.await {
+            Ok(tail) => self.tail = Some(tail),
+            Err(error) => tracing::error!(%error, "the journals' reader is gone"),
         }
     }
 }

@@ -15,6 +15,7 @@
 //! * When every entry of a file is in the store, and the entry of every reservation in it, the file is renamed so that a
 //!   next start does not offer it again. It is deleted a minute later, because the limits' windows are rebuilt from it.
 
+mod carry;
 mod core;
 mod error;
 mod record;
@@ -61,6 +62,8 @@ pub struct JournalOptions {
     pub spool_bytes: u64,
     /// Least time between two `fdatasync` at [`Durability::Process`].
     pub sync_interval: Duration,
+    /// How long a file is kept after its last write, for the limits' windows: [`WINDOW`] and a second for the clocks.
+    pub retention: Duration,
 }
 
 impl Default for JournalOptions {
@@ -70,6 +73,7 @@ impl Default for JournalOptions {
             segment_bytes: 16 << 20,
             spool_bytes: 4 << 30,
             sync_interval: Duration::from_millis(50),
+            retention: WINDOW.saturating_add(Duration::from_secs(1)),
         }
     }
 }

@@ -23,8 +23,6 @@ use crate::failpoint;
 pub(crate) const BATCH_ENTRIES_MAX: usize = 4096;
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;
-/// How long a file is kept after its last write: the limits' window, and a second for the clocks.
-const RETENTION: Duration = recovery::WINDOW.saturating_add(Duration::from_secs(1));
 
 /// Entries for one transaction, and how far it brings the store.
 #[derive(Debug, Default)]
@@ -48,30 +46,35 @@ impl Batch {
 /// What to do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Something of it is not in the store.
+    /// Something of it is not in the store, or it has been seen to.
     Keep,
+    /// It is old, and only a few reservations that are still open keep it.
+    Carry,
     /// The store has everything, the limits' windows may need it.
     Settle,
     /// Nobody needs it.
     Delete,
 }
 
+/// How far a file is.
 #[derive(Debug, Default)]
-struct Place {
-    read: u64,
-    committed: u64,
+pub(super) struct Place {
+    pub(super) read: u64,
+    pub(super) committed: u64,
     /// Reservations in this file whose entry is not in the store.
-    open: u64,
+    pub(super) open: u64,
     /// Bytes were found that no core wrote.
-    corrupt: bool,
+    pub(super) corrupt: bool,
 }
 
 /// The reader behind all journals of the process.
 #[derive(Debug)]
 pub(crate) struct Tail {
-    shared: Arc<Shared>,
-    places: AHashMap<u64, Place>,
-    open: AHashMap<RequestId, u64>,
+    pub(super) shared: Arc<Shared>,
+    /// By sequence.
+    pub(super) places: AHashMap<u64, Place>,
+    /// Reservations whose entry is not in the store, and the file that keeps them.
+    pub(super) open: AHashMap<RequestId, u64>,
     chunk: Vec<u8>,
 }
 
@@ -121,12 +124,18 @@ impl Tail {
         self.shared.set_waiting(waiting);
     }
 
-    /// Deletes the files that nobody needs any more, and marks those that only the limits' windows need.
+    /// Deletes the files that nobody needs any more, and marks those that only the limits' windows need. Blocks on the
+    /// disk.
     pub(crate) fn collect(&mut self) {
         let now_ns = clock::boottime_ns();
+        let mut segments = self.shared.snapshot();
+        segments.retain(|segment| self.fate(segment, now_ns) == Fate::Carry);
+        if let Err(error) = self.carry(&segments) {
+            tracing::warn!(%error, "old journal files are kept");
+        }
         for segment in self.shared.snapshot() {
             let done = match self.fate(&segment, now_ns) {
-                Fate::Keep => Ok(()),
+                Fate::Keep | Fate::Carry => Ok(()),
                 Fate::Settle => settle(&segment),
                 Fate::Delete => self.delete(&segment),
             };
@@ -137,19 +146,23 @@ impl Tail {
     }
 
     fn fate(&self, segment: &Segment, now_ns: u64) -> Fate {
-        let is_complete = |place: &Place| place.committed >= segment.written() && place.open == 0;
-        let place = self.places.get(&segment.sequence);
-        if !segment.is_sealed() || !(segment.is_settled() || place.is_some_and(is_complete)) {
+        let written = segment.written();
+        let (committed, open, corrupt) = match self.places.get(&segment.sequence) {
+            _ if segment.is_settled() => (true, 0, segment.corrupt),
+            Some(place) => (place.committed >= written, place.open, segment.corrupt || place.corrupt),
+            None => (false, 0, segment.corrupt),
+        };
+        if !segment.is_sealed() || !committed {
             return Fate::Keep;
         }
         let last_write_ns = segment.last_write_ns.load(Ordering::Relaxed);
         let age = Duration::from_nanos(now_ns.saturating_sub(last_write_ns));
-        if age >= RETENTION || last_write_ns == 0 || segment.written() <= HEADER {
-            Fate::Delete
-        } else if segment.is_settled() || segment.corrupt || place.is_some_and(|place| place.corrupt) {
-            Fate::Keep
-        } else {
-            Fate::Settle
+        let is_old = age >= self.shared.options.retention || last_write_ns == 0 || written <= HEADER;
+        match (is_old, open > 0) {
+            (true, true) if !corrupt => Fate::Carry,
+            (true, false) => Fate::Delete,
+            (false, false) if !corrupt && !segment.is_settled() => Fate::Settle,
+            (_, _) => Fate::Keep,
         }
     }
 

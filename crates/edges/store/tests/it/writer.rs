@@ -46,6 +46,7 @@ const SMALL: JournalOptions = JournalOptions {
     segment_bytes: 80 << 10,
     spool_bytes: 1 << 30,
     sync_interval: Duration::from_millis(50),
+    retention: Duration::from_secs(61),
 };
 
 #[tokio::test]
@@ -196,6 +197,86 @@ async fn files_go_when_the_store_has_everything_in_them_and_the_minute_is_over()
     drop(house.journals);
     let house = House::open(state.path(), SMALL).await;
     assert_eq!((house.entries().await.len(), House::files(state.path())), (6, 1));
+}
+
+fn names(state: &Path) -> Vec<String> {
+    let files = std::fs::read_dir(state.join("journal")).unwrap();
+    let mut names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Fills one file with requests that are done, so that the next one is begun.
+fn fill(journal: &mut tidegate_store::Journal, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let (reservation, entry) = numbered(number);
+        drop(journal.reserve(&reservation).unwrap());
+        journal.settle(&entry);
+    }
+    journal.flush().unwrap();
+}
+
+#[tokio::test]
+async fn a_file_waits_for_its_last_request_however_many_follow() {
+    let state = tempfile::tempdir().unwrap();
+    let house = House::open(state.path(), JournalOptions { retention: Duration::ZERO, ..SMALL }).await;
+    let mut journal = house.journals.journal(0).unwrap();
+    let (long, end) = numbered(5_003);
+    drop(journal.reserve(&long).unwrap());
+    // A fallback reserves again: the first is no longer waited for.
+    drop(journal.reserve(&tidegate_core::Reservation { alias: "fallback".into(), ..long }).unwrap());
+    for round in 0..3 {
+        fill(&mut journal, round * 100..round * 100 + 100);
+        house.writer.drain().await.unwrap();
+    }
+    let first = "000000000001-0000.journal";
+    assert_eq!(names(state.path()), [first, "000000000004-0000.journal"]);
+    journal.settle(&end);
+    journal.flush().unwrap();
+    house.writer.drain().await.unwrap();
+    assert_eq!(names(state.path()), ["000000000004-0000.journal"]);
+    assert_eq!(house.entries().await.len(), 301);
+}
+
+#[tokio::test]
+async fn a_few_long_answers_do_not_keep_many_files() {
+    let state = tempfile::tempdir().unwrap();
+    let options = JournalOptions { retention: Duration::ZERO, ..SMALL };
+    let house = House::open(state.path(), options).await;
+    let mut journal = house.journals.journal(0).unwrap();
+    let mut most = 0;
+    for round in 0..40 {
+        drop(journal.reserve(&numbered(5_003 + round * 8).0).unwrap());
+        fill(&mut journal, round * 80..round * 80 + 80);
+        house.writer.drain().await.unwrap();
+        most = most.max(House::files(state.path()));
+    }
+    assert!((9..=11).contains(&most), "{most} files at most");
+    // Half of them end, the process dies, the others are charged at their estimate; nothing is lost or doubled.
+    for round in 0..20 {
+        journal.settle(&numbered(5_003 + round * 8).1);
+    }
+    journal.flush().unwrap();
+    house.writer.drain().await.unwrap();
+    std::mem::forget(journal);
+    let store = house.store.clone();
+    drop(house);
+    let (journals, recovery) = Journals::open(&state.path().join("journal"), options).unwrap();
+    let orphans: Vec<_> = (20..40).map(|round| numbered(5_003 + round * 8).0).collect();
+    assert_eq!(recovery.orphans.iter().filter(|orphan| orphans.contains(orphan)).count(), 20);
+    let writer = LedgerWriter::start(store.clone(), &journals, &recovery, BY_HAND).await.unwrap();
+    writer.drain().await.unwrap();
+    for round in 0..40 {
+        let (reservation, entry) = numbered(5_003 + round * 8);
+        let expected = if round < 20 { entry } else { Entry::orphan(&reservation) };
+        assert_eq!(store.entry(expected.id).await.unwrap(), Some(expected));
+    }
+    let sums = store.period_sums(Level::Team, AT).await.unwrap();
+    let done: u64 = (0..3_200).map(|number| numbered(number).1.tokens()).sum();
+    let ended: u64 = (0..20).map(|round| numbered(5_003 + round * 8).1.tokens()).sum();
+    let estimates: u64 = orphans.iter().map(|orphan| orphan.prompt_tokens + orphan.output_tokens).sum();
+    assert_eq!(sums.iter().map(|sum| sum.tokens).sum::<u64>(), done + ended + estimates);
+    assert_eq!(names(state.path()), Vec::<String>::new());
 }
 
 #[tokio::test]
