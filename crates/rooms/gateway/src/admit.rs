@@ -152,7 +152,8 @@ pub(crate) async fn counted(
     media: u64,
 ) -> Result<Option<u64>, Fault> {
     let texts = request::prompt_text(grant.endpoint, &json.document.object())?;
-    let text: Rc<str> = texts.concat().into();
+    // Texts of two messages never share a token: the template stands between them.
+    let text: Rc<str> = texts.join("\n").into();
     let mut largest = 0_u64;
     for target in &alias.targets {
         let Some(tokenizer) = &target.deployment.tokenizer else { return Ok(None) };

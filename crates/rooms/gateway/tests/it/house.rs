@@ -74,7 +74,7 @@ pub(crate) struct House {
     pepper: Arc<Pepper>,
     records: Vec<Arc<KeyRecord>>,
     _journals: Journals,
-    _folder: TempDir,
+    folder: TempDir,
     /// Bookings that steer the pick.
     steering: Mutex<Vec<Lease>>,
     registry: Registry,
@@ -204,7 +204,7 @@ impl House {
             pepper,
             records: Vec::new(),
             _journals: journals,
-            _folder: folder,
+            folder,
             steering: Mutex::default(),
             registry,
         };
@@ -319,6 +319,14 @@ impl House {
         stream
     }
 
+    /// Sends raw bytes in two pieces, the second when the first has been dealt with, and reads as [`Self::raw_for`].
+    pub(crate) async fn raw_in_two(&mut self, first: &[u8], second: &[u8], patience: Duration) -> String {
+        let mut stream = self.open(first).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(second).await.unwrap();
+        read_all(&mut stream, patience).await
+    }
+
     /// What a scrape of an engine said just now.
     pub(crate) fn scraped(&self, index: usize, running: f64) {
         let signals = Signals { running: Some(running), waiting: Some(0.0), kv_usage: None };
@@ -330,6 +338,15 @@ impl House {
         assert_eq!(self.post(path, body).await.status, 200);
         let max = serde_json::from_str::<Value>(body).unwrap()["max_tokens"].as_u64().unwrap();
         self.last().reserved_tokens - max
+    }
+
+    /// Everything in the journal's files.
+    pub(crate) fn journal_text(&self) -> String {
+        let files = std::fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().path());
+        files
+            .filter(|path| path.is_file())
+            .map(|path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned())
+            .collect()
     }
 
     /// The page of metrics.
@@ -407,17 +424,8 @@ impl House {
 
     /// The same with more patience.
     pub(crate) async fn raw_for(&mut self, bytes: &[u8], patience: Duration) -> String {
-        let mut stream = self.connect();
-        stream.write_all(bytes).await.unwrap();
-        let mut answer = Vec::new();
-        let mut buffer = [0; 4096];
-        loop {
-            match tokio::time::timeout(patience, stream.read(&mut buffer)).await {
-                Ok(Ok(0) | Err(_)) | Err(_) => break,
-                Ok(Ok(len)) => answer.extend_from_slice(&buffer[..len]),
-            }
-        }
-        String::from_utf8_lossy(&answer).into_owned()
+        let mut stream = self.open(bytes).await;
+        read_all(&mut stream, patience).await
     }
 
     /// Ledger entries so far.
@@ -470,6 +478,19 @@ impl House {
     }
 }
 
+/// Reads until the other side closes, or says nothing for so long.
+pub(crate) async fn read_all(stream: &mut DuplexStream, patience: Duration) -> String {
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match tokio::time::timeout(patience, stream.read(&mut buffer)).await {
+            Ok(Ok(0) | Err(_)) | Err(_) => break,
+            Ok(Ok(len)) => answer.extend_from_slice(&buffer[..len]),
+        }
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
 /// Reads an answer to its end.
 pub(crate) async fn finish(response: http::Response<hyper::body::Incoming>) -> Answer {
     let (parts, mut body) = response.into_parts();
@@ -496,6 +517,42 @@ fn backend(connector: Arc<dyn Connect>, index: usize) -> Arc<Backend> {
     let replica = Replica::new(format!("replica/{index}").into());
     replica.set_state(ReplicaState::Serving);
     Arc::new(Backend::new(replica, &endpoint, PoolSettings::default(), 1))
+}
+
+/// All logs of the calling thread, at every level, as the binary writes them: one JSON object a line.
+pub(crate) struct Logs {
+    lines: Arc<Mutex<Vec<u8>>>,
+    _guard: tracing::subscriber::DefaultGuard,
+}
+
+impl Logs {
+    pub(crate) fn start() -> Self {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let writer = Arc::clone(&lines);
+        let subscriber = tracing_subscriber::fmt()
+            .json()
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(move || Line(Arc::clone(&writer)))
+            .finish();
+        Self { lines, _guard: tracing::subscriber::set_default(subscriber) }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.lines.lock().unwrap().clone()).unwrap()
+    }
+}
+
+struct Line(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// An engine that answers every request with the same bytes, and then closes or says nothing more.

@@ -8,4 +8,7 @@ mod accounting;
 mod attacks;
 mod basics;
 mod faults;
+mod h2;
+mod protocols;
 mod refusals;
+mod shifts;
