@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::figures::{Figure, Goal, median};
 use super::load::{self, Loop, Outcome};
@@ -63,16 +63,21 @@ type Samples = BTreeMap<(Scenario, Target), Vec<Sample>>;
 /// # Errors
 /// Something could not be built, installed, started or asked, or Tidegate answered with an error.
 pub(super) fn run(options: &Gate) -> Result<Vec<Figure>> {
-    complain!("building with profile {}", options.profile);
-    let binaries = load::build(&options.profile, options.without.contains(&Target::Tidegate))?;
+    let binaries = match &options.binaries {
+        Some(folder) => folder.canonicalize().with_context(|| format!("there is no folder {}", folder.display()))?,
+        None => {
+            complain!("building with profile {}", options.profile);
+            load::build(&options.profile, options.without.contains(&Target::Tidegate))?
+        }
+    };
     let stand = Stand::start(&binaries, &options.without)?;
     let mut figures = Vec::new();
-    let idle = held::idle(&stand);
+    figures.push(held::resident(&stand, "start").wants(Goal::AtMost(60.0)));
     if options.wants(Part::Loops) {
         figures.extend(of_loops(&loops(&stand, options)?));
+        figures.push(held::resident(&stand, "closed loops"));
     }
     if options.wants(Part::Streams) {
-        figures.push(idle);
         figures.extend(held::run(&stand)?);
     }
     if options.wants(Part::Start) {

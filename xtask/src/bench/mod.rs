@@ -5,6 +5,7 @@ mod figures;
 mod gate;
 mod held;
 mod load;
+mod page;
 mod process;
 mod stand;
 mod start;
@@ -33,6 +34,9 @@ struct Gate {
     /// Also write the table as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Also write the table into docs/benchmarks.md.
+    #[arg(long)]
+    doc: bool,
     /// Rounds; each figure is the median over them.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -42,6 +46,9 @@ struct Gate {
     /// Cargo profile of what is measured.
     #[arg(long, default_value = "release")]
     profile: String,
+    /// Measure the programs in this folder instead of building them.
+    #[arg(long)]
+    binaries: Option<PathBuf>,
     /// Only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
@@ -77,11 +84,15 @@ impl Gate {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.bench {
         Bench::Gate(options) => {
+            let conditions = page::Conditions::read(options)?;
             let figures = gate::run(options)?;
             table::print(&figures);
             if let Some(file) = &options.json {
                 let text = serde_json::to_string_pretty(&table::json(&figures))?;
                 std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+            }
+            if options.doc {
+                page::write(&conditions, &figures)?;
             }
             Ok(())
         }

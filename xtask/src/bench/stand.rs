@@ -164,7 +164,10 @@ impl Stand {
     }
 
     /// Tidegate's documents: three aliases, and a limit in every dimension at every level that has one.
-    fn documents(&self) -> Result<String> {
+    ///
+    /// # Errors
+    /// There is no free port.
+    pub(super) fn documents(&self) -> Result<String> {
         let mut text = site(free_port()?, free_port()?);
         for (name, url, served) in [
             ("bench", &self.mock, "mock"),

@@ -23,6 +23,17 @@ pub(super) fn print(figures: &[Figure]) {
     }
 }
 
+/// The same as a Markdown table.
+pub(super) fn markdown(figures: &[Figure]) -> String {
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(header());
+    text.push_str(&line(header().iter().map(|_| "---".to_owned()).collect()));
+    for figure in figures {
+        text.push_str(&line(row(figure)));
+    }
+    text
+}
+
 fn header() -> Vec<String> {
     let mut cells = vec!["figure".to_owned(), "unit".to_owned()];
     cells.extend(Target::ALL.iter().map(|target| target.as_str().to_owned()));
