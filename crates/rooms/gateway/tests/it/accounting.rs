@@ -522,7 +522,7 @@ fn each_level_limits_for_itself() {
         assert_eq!(statuses, [200, 200, 429, 200]);
         let mut house = House::new(SITE, vec![good()]).await;
         let limited = house.make_key("red", |record| record.limits = Limits { rpm: Some(1), ..Limits::default() });
-        let mut ask = async |house: &mut House| {
+        let ask = async |house: &mut House| {
             let request = house.request_with(&limited, Method::POST, CHATS, CHAT);
             house.send(request).await
         };

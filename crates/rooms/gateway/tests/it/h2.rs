@@ -336,7 +336,7 @@ impl Wire {
     /// Kinds of all frames that the gate sends until it is silent or closes.
     async fn listen(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let mut buffer = [0; 16 * 1024];
+        let mut buffer = vec![0; 16 * 1024];
         while let Ok(Ok(len @ 1..)) = tokio::time::timeout(Duration::from_secs(1), self.stream.read(&mut buffer)).await
         {
             bytes.extend_from_slice(&buffer[..len]);
@@ -352,7 +352,7 @@ impl Wire {
     }
 
     async fn is_closed(&mut self) -> bool {
-        let mut buffer = [0; 16 * 1024];
+        let mut buffer = vec![0; 16 * 1024];
         loop {
             match tokio::time::timeout(Duration::from_secs(1), self.stream.read(&mut buffer)).await {
                 Ok(Ok(0) | Err(_)) => return true,

@@ -1,6 +1,6 @@
 //! Path tests: the real gate over in-memory sockets, in paused time, with fake engines behind it.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod house;
 

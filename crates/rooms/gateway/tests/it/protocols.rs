@@ -446,7 +446,8 @@ fn the_model_of_a_form_is_rewritten_and_the_file_passes() {
 fn a_form_whose_model_is_missing_late_twice_or_contradicted_is_400() {
     local(async {
         let far = "x".repeat(64 << 10);
-        let cases: Vec<(Vec<(&str, &str)>, Vec<(&str, &str)>, Option<&str>, &str)> = vec![
+        type Fields<'a> = Vec<(&'a str, &'a str)>;
+        let cases: Vec<(Fields<'_>, Fields<'_>, Option<&str>, &str)> = vec![
             (vec![], vec![], None, "missing_required_parameter"),
             (vec![("model", "")], vec![], None, "missing_required_parameter"),
             (vec![("model", "chat")], vec![], Some("other"), "invalid_value"),

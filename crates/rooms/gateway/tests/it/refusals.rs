@@ -10,7 +10,7 @@ use tidegate_core::{AliasName, Case, Outcome, UsageSource};
 use tidegate_identity::StoreState;
 use tidegate_testkit::fake::{Fault, Refusal, Script};
 
-use crate::house::{Answer, CHAT, House, SITE, Setup, alias_with, finish, granting, local};
+use crate::house::{Answer, CHAT, House, SITE, Setup, alias_with, granting, local};
 
 const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/messages"];
 
