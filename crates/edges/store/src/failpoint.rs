@@ -21,6 +21,7 @@ pub const POINTS: &[&str] = &[
     "store.append.before_insert",
     "store.append.before_commit",
     "store.append.after_commit",
+    "store.poll.before",
     "ledger.before_settled",
     "ledger.after_settled",
     "ledger.before_carry",

@@ -33,7 +33,7 @@ pub struct WriterOptions {
 impl Default for WriterOptions {
     fn default() -> Self {
         Self {
-            interval: Duration::from_millis(100),
+            interval: Duration::from_millis(500),
             retry_min: Duration::from_millis(100),
             retry_max: Duration::from_secs(5),
         }

@@ -5,13 +5,14 @@
 
 use std::time::Duration;
 
+use sqlx::Row;
 use sqlx::sqlite::SqliteConnection;
-use sqlx::{Row, Sqlite, pool::PoolConnection};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{Store, StoreError};
+use crate::failpoint;
 
 /// How often the store is asked: well within the 2 s in which a revocation has to be felt.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -57,7 +58,8 @@ impl ChangeWatcher {
 
 struct Poll {
     store: Store,
-    connection: Option<PoolConnection<Sqlite>>,
+    /// Of its own: one of the pool that is never given back would keep the store from closing.
+    connection: Option<SqliteConnection>,
     data_version: Option<i64>,
 }
 
@@ -83,15 +85,16 @@ async fn run(mut poll: Poll, sender: watch::Sender<Changes>, interval: Duration)
 
 impl Poll {
     async fn once(&mut self, known: Changes) -> Result<Changes, StoreError> {
+        failpoint::hit("store.poll.before")?;
         let connection = match &mut self.connection {
             Some(connection) => connection,
             // A new connection counts from anew: its first answer says nothing about what happened before.
             None => {
                 self.data_version = None;
-                self.connection.insert(self.store.reader.acquire().await?)
+                self.connection.insert(self.store.reader.acquire().await?.detach())
             }
         };
-        let data_version: i64 = sqlx::query("PRAGMA data_version").fetch_one(&mut **connection).await?.try_get(0)?;
+        let data_version: i64 = sqlx::query("PRAGMA data_version").fetch_one(&mut *connection).await?.try_get(0)?;
         if self.data_version == Some(data_version) {
             return Ok(Changes { reachable: true, ..known });
         }

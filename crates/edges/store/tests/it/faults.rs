@@ -3,7 +3,7 @@
 use tidegate_core::Reservation;
 use tidegate_store::failpoint::{self, Action};
 use tidegate_store::journal::{PENDING_MAX, TEXT_MAX};
-use tidegate_store::{JournalError, JournalOptions, Journals};
+use tidegate_store::{Durability, JournalError, JournalOptions, Journals};
 
 use super::{numbered, open};
 
@@ -158,4 +158,37 @@ fn a_folder_that_cannot_be_made_is_an_error_with_its_name() {
     std::fs::write(&file, "").unwrap();
     let error = Journals::open(&file.join("journal"), JournalOptions::default()).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("make the folder"), "{error}");
+}
+
+/// Not a test by itself: the syncing thread is another one, so the point is armed by the environment of a process.
+#[tokio::test]
+async fn child_with_a_disk_that_does_not_sync() {
+    let Ok(folder) = std::env::var("TIDEGATE_SYNC_FOLDER") else { return };
+    let options = JournalOptions { durability: Durability::Power, ..JournalOptions::default() };
+    let (journals, _) = Journals::open(folder.as_ref(), options).unwrap();
+    let mut journal = journals.journal(0).unwrap();
+    let commits = [journal.reserve(&numbered(1).0).unwrap(), journal.reserve(&numbered(2).0).unwrap()];
+    for commit in commits {
+        assert!(matches!(commit.wait().await, Err(JournalError::NotSynced)));
+    }
+    assert!(journals.status().sync_failures > 0);
+    // What the kernel may have forgotten is not trusted again: the core goes on in a new file.
+    journal.flush().unwrap();
+    assert_eq!(journals.status().segments, 2);
+}
+
+#[test]
+fn a_disk_that_does_not_sync_refuses_the_requests_that_wait_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "faults::child_with_a_disk_that_does_not_sync"])
+        .env("TIDEGATE_SYNC_FOLDER", folder.path())
+        .env("TIDEGATE_FAILPOINTS", "journal.sync.before=error:io")
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && out.contains("1 passed"), "{out}");
+    // Both reservations are in the files: the requests were refused, so they are settled or charged, never forgotten.
+    let (_, recovery) = open(folder.path());
+    assert_eq!(recovery.orphans.len(), 2);
 }

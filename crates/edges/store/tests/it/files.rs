@@ -7,6 +7,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 use tidegate_config::site;
 use tidegate_store::failpoint::{self, Action};
+use tidegate_store::store::ChangeWatcher;
 use tidegate_store::{Store, StoreError};
 
 use super::numbered;
@@ -165,4 +166,20 @@ async fn audit_rows_cannot_be_changed_or_deleted_through_sql() {
         assert!(error.to_string().contains("audit rows are never"), "{error}");
     }
     assert_eq!(store.audit(0, 10).await.unwrap()[0].who, "ann");
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_reached_is_said_to_be_so() {
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open_sqlite(&state.path().join("tidegate.db")).await.unwrap();
+    let watcher = ChangeWatcher::start(&store, std::time::Duration::from_millis(1)).await.unwrap();
+    let mut changes = watcher.changes();
+    let before = *changes.borrow_and_update();
+    failpoint::set("store.poll.before", Action::Io, 1);
+    let away = *changes.wait_for(|changes| !changes.reachable).await.unwrap();
+    assert_eq!((away.keys, away.shift), (before.keys, before.shift), "what is known stays");
+    failpoint::clear("store.poll.before");
+    assert!(changes.wait_for(|changes| changes.reachable).await.is_ok());
+    // The watcher does not keep the store open.
+    store.close().await;
 }

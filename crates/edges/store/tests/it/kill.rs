@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidegate_core::{Entry, Outcome, RequestId, Unix};
 use tidegate_store::clock::{self, Now};
 use tidegate_store::conformance::{entry, reservation};
-use tidegate_store::store::{Bucket, EntryQuery, GroupBy, UsageFilter, UsageQuery};
+use tidegate_store::store::{Bucket, ChangeWatcher, EntryQuery, GroupBy, UsageFilter, UsageQuery};
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Store, WriterOptions, failpoint};
 
 use super::AT;
@@ -78,6 +78,7 @@ async fn live(state: &Path, seed: u64) {
     let options = JournalOptions { retention, ..OPTIONS };
     let (journals, recovery) = Journals::open_at(&state.join("journal"), options, &now).unwrap();
     let options = WriterOptions { interval: Duration::from_millis(1), ..WriterOptions::default() };
+    let _watcher = ChangeWatcher::start(&store, Duration::from_millis(1)).await.unwrap();
     let writer = LedgerWriter::start(store, &journals, &recovery, options).await.unwrap();
     let mut journal = journals.journal(0).unwrap();
     let mut random = Random(seed);
@@ -107,6 +108,8 @@ async fn live(state: &Path, seed: u64) {
             drop(writer.drain().await);
         }
     }
+    // A life that comes to its end leaves nothing open, so that files are complete and put away.
+    open.drain(..).for_each(|number| journal.settle(&made(number).1));
     drop(journal);
     drop(writer.stop().await);
 }
@@ -244,7 +247,10 @@ fn passings(point: &str) -> u64 {
     match point {
         "journal.create.before" | "journal.create.after" | "ledger.before_delete" | "ledger.after_delete" => 1,
         "journal.rotate.before" | "journal.rotate.after" | "ledger.before_carry" | "ledger.after_carry" => 1,
-        "store.append.before_insert" | "store.append.before_commit" | "store.append.after_commit" => 3,
+        "store.poll.before"
+        | "store.append.before_insert"
+        | "store.append.before_commit"
+        | "store.append.after_commit" => 3,
         _ => 25,
     }
 }
