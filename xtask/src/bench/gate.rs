@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::figures::{Figure, Goal, median};
 use super::load::{self, Loop, Outcome};
 use super::stand::{Runs, Stand, Target};
-use super::{Gate, Part, held, process, start};
+use super::{Gate, Part, held, process, rooms, start};
 use crate::terminal::complain;
 
 /// A kind of load. Each is run against every target in every round, one after the other.
@@ -82,6 +82,9 @@ pub(super) fn run(options: &Gate) -> Result<Vec<Figure>> {
     }
     if options.wants(Part::Start) {
         figures.extend(start::run(&stand)?);
+    }
+    if options.wants(Part::Rooms) {
+        figures.extend(rooms::run(&stand)?);
     }
     if options.soak {
         figures.push(soak(&stand)?);

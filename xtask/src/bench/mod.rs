@@ -7,6 +7,7 @@ mod held;
 mod load;
 mod page;
 mod process;
+mod rooms;
 mod stand;
 mod start;
 mod table;
@@ -69,6 +70,8 @@ enum Part {
     Streams,
     /// Start with 100 documents, and the binary's size.
     Start,
+    /// Instructions per room, under valgrind.
+    Rooms,
 }
 
 impl Gate {
