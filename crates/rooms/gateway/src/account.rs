@@ -20,6 +20,7 @@ use tidegate_wire::sse::Usage;
 
 use crate::catalogue::DeploymentView;
 use crate::core::Core;
+use crate::multipart::Verdict;
 use tidegate_engine::backend::Backend;
 
 /// What was taken for a request: limits, and what was reserved.
@@ -56,6 +57,8 @@ pub(crate) struct Tail {
     pub(crate) attempts: u32,
     pub(crate) taken: Option<Taken>,
     pub(crate) running: Option<Running>,
+    /// The form that streams through, if it is one.
+    pub(crate) upload: Option<Verdict>,
     pub(crate) rates: Option<RateView>,
     /// The engine's latest report.
     pub(crate) usage: Option<Usage>,
@@ -105,6 +108,7 @@ impl Tail {
             attempts: 0,
             taken: None,
             running: None,
+            upload: None,
             rates: None,
             usage: None,
             delivered: 0,
@@ -125,7 +129,9 @@ impl Tail {
     /// The request was refused or failed before anything was delivered.
     pub(crate) fn refused(mut self, fault: &Fault) {
         self.status = fault.status;
-        settle(&mut self, &End::Refused(fault));
+        let has_left = fault.kind() == FaultKind::ClientGone;
+        let end = if has_left { End::Cancelled } else { End::Refused(fault) };
+        settle(&mut self, &end);
     }
 
     /// The answer broke off.
@@ -203,7 +209,9 @@ const NOTHING: Charge = Charge { prompt: 0, cached: 0, output: 0, source: UsageS
 fn charge(tail: &Tail, end: &End<'_>) -> Charge {
     let Some(taken) = &tail.taken else { return NOTHING };
     let reserved = taken.cost;
-    if tail.called.is_none() {
+    let is_half = tail.upload.as_ref().is_some_and(|upload| !upload.is_whole());
+    if tail.called.is_none() || (is_half && matches!(end, End::Cancelled)) {
+        // The engine had nothing to run.
         return NOTHING;
     }
     match (end, tail.usage) {

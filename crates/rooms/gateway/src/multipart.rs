@@ -18,7 +18,7 @@ use tidegate_wire::request;
 
 use crate::core::Core;
 use crate::deadline::{Deadline, Elapsed};
-use crate::read_body::allowed;
+use crate::read_body::{allowed, broke_off};
 
 /// A form whose head was read; the rest is still with the caller.
 #[derive(Debug)]
@@ -51,14 +51,33 @@ pub(crate) struct Passage {
     verdict: Verdict,
 }
 
-/// What was wrong with a form behind its head, if anything: known only while it is on its way.
+/// What became of a form behind its head: known only while it is on its way.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Verdict(Rc<RefCell<Option<Fault>>>);
+pub(crate) struct Verdict(Rc<RefCell<Found>>);
+
+#[derive(Debug, Default)]
+enum Found {
+    /// Some of it is still to come.
+    #[default]
+    Open,
+    /// All of it was passed on.
+    Whole,
+    /// It is refused for this.
+    Bad(Fault),
+}
 
 impl Verdict {
-    /// The refusal of the form; `None` when the caller just left.
-    pub(crate) fn take(&self) -> Option<Fault> {
-        self.0.borrow_mut().take()
+    /// The refusal of the form; `None` when nothing was wrong with it.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        match &*self.0.borrow() {
+            Found::Bad(fault) => Some(fault.clone()),
+            Found::Open | Found::Whole => None,
+        }
+    }
+
+    /// Whether the engine was given all of it: before that it has nothing to run.
+    pub(crate) fn is_whole(&self) -> bool {
+        matches!(*self.0.borrow(), Found::Whole)
     }
 }
 
@@ -94,7 +113,7 @@ pub(crate) async fn begin(
         let data = match deadline.bound(body.frame()).await {
             Err(Elapsed) => return Err(Fault::new(Case::SlowBody)),
             Ok(None) => return Err(Fault::new(Case::Framing).saying("the form has no end")),
-            Ok(Some(Err(_))) => return Err(Fault::new(Case::Framing).saying("the request body is broken")),
+            Ok(Some(Err(error))) => return Err(broke_off(&error)),
             Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
         };
         received += data.len() as u64;
@@ -153,7 +172,7 @@ impl Passage {
     }
 
     fn refuse(&self, fault: Fault) -> Broken {
-        self.verdict.0.replace(Some(fault));
+        self.verdict.0.replace(Found::Bad(fault));
         Broken
     }
 }
@@ -177,8 +196,14 @@ impl http_body::Body for Passage {
         };
         this.rest.waited_enough();
         Poll::Ready(match frame {
-            None => this.rest.form.end().err().map(|fault| Err(this.refuse(fault))),
-            Some(Err(_)) => Some(Err(Broken)),
+            None => match this.rest.form.end() {
+                Ok(()) => {
+                    this.verdict.0.replace(Found::Whole);
+                    None
+                }
+                Err(fault) => Some(Err(this.refuse(fault))),
+            },
+            Some(Err(error)) => Some(Err(this.refuse(broke_off(&error)))),
             Some(Ok(frame)) => {
                 let data = frame.into_data().unwrap_or_default();
                 Some(this.rest.pass(&data).map_err(|fault| this.refuse(fault)).map(|()| Frame::data(data)))

@@ -1,5 +1,6 @@
 //! Reading a request body: bounded in size, in time and in slowness.
 
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,10 +22,24 @@ pub(crate) fn allowed(received: u64) -> Duration {
     BODY_GRACE + Duration::from_millis(received.saturating_mul(1_000) / BODY_RATE_MIN)
 }
 
+/// A body that did not come to its end: badly framed, or its caller has left.
+pub(crate) fn broke_off(error: &hyper::Error) -> Fault {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(io) = cause.downcast_ref::<io::Error>()
+            && matches!(io.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)
+        {
+            return Fault::new(Case::Framing).saying("the request body is broken");
+        }
+        source = cause.source();
+    }
+    Fault::new(Case::ClientGone)
+}
+
 /// Reads the whole body.
 ///
 /// # Errors
-/// 413 past `max` bytes, 408 when it is too slow, 400 when its framing is broken.
+/// 413 past `max` bytes, 408 when it is too slow, 400 when its framing is broken; 499 when the caller left.
 pub(crate) async fn read_body(core: &Rc<Core>, mut body: Incoming, max: u64) -> Result<Bytes, Fault> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
@@ -38,7 +53,7 @@ pub(crate) async fn read_body(core: &Rc<Core>, mut body: Incoming, max: u64) -> 
         let frame = match deadline.bound(body.frame()).await {
             Err(Elapsed) => return Err(Fault::new(Case::SlowBody)),
             Ok(None) => break,
-            Ok(Some(Err(_))) => return Err(Fault::new(Case::Framing).saying("the request body is broken")),
+            Ok(Some(Err(error))) => return Err(broke_off(&error)),
             Ok(Some(Ok(frame))) => frame,
         };
         // Trailers are dropped: nothing of them is ours or the engine's.

@@ -143,7 +143,7 @@ impl Exchange {
         attempt::check_success(head, tail.streamed)
     }
 
-    async fn send(&self, outgoing: Outgoing, tail: &Tail) -> Result<Upstream, Failed> {
+    async fn send(&self, outgoing: Outgoing, tail: &mut Tail) -> Result<Upstream, Failed> {
         let pool = self.backend.pool(tail.core.index);
         let attempt = attempt_id(tail);
         let head = Head {
@@ -157,6 +157,7 @@ impl Exchange {
             Payload::Json(body) => (self.deadline.bound(pool.send(head, body)).await, None),
             Payload::Upload { body, length } => {
                 let verdict = body.verdict();
+                tail.upload = Some(verdict.clone());
                 (self.deadline.bound(pool.send_stream(head, length, body)).await, Some(verdict))
             }
         };
@@ -271,6 +272,6 @@ fn broken(error: &ClientError) -> Failed {
 /// An upload streams through once, so that nothing of it can be repeated.
 fn broken_upload(error: &ClientError, verdict: &Verdict) -> Failed {
     let failed = broken(error);
-    let fault = verdict.take().unwrap_or_else(|| failed.end.into_fault());
+    let fault = verdict.fault().unwrap_or_else(|| failed.end.into_fault());
     Failed { end: AttemptEnd::Final(fault), ..failed }
 }

@@ -125,6 +125,7 @@ fn a_caller_who_leaves_while_the_body_is_read_pays_nothing() {
         house.assert_idle().await;
         let entry = house.entry();
         assert_eq!((entry.tokens(), entry.source), (0, UsageSource::None));
+        assert_eq!((entry.outcome, entry.status, entry.fault), (Outcome::Cancelled, 499, Some(FaultKind::ClientGone)));
         assert_eq!(house.runs(), 0);
     });
 }

@@ -607,7 +607,8 @@ fn a_caller_who_leaves_in_an_upload_is_cancelled_and_pays_nothing_for_what_never
         drop(stream);
         house.assert_idle().await;
         let entry = house.entry();
-        assert_eq!((entry.status, house.runs()), (499, 0));
+        assert_eq!((entry.status, entry.outcome, house.runs()), (499, Outcome::Cancelled, 0));
+        assert_eq!((entry.tokens(), entry.source), (0, UsageSource::None));
     });
 }
 
