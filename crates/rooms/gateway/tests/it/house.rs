@@ -340,6 +340,22 @@ impl House {
         self.last().reserved_tokens - max
     }
 
+    /// A chat that is refused for its body.
+    pub(crate) async fn chat_refused(&mut self) -> Answer {
+        let request = self.request(Method::POST, "/v1/chat/completions", "{}");
+        self.send(request).await
+    }
+
+    /// What a new process would find, if this one died now.
+    pub(crate) fn after_death(&self) -> tidegate_store::Recovery {
+        let copy = TempDir::new().unwrap();
+        for file in std::fs::read_dir(self.folder.path()).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+        }
+        Journals::open(copy.path(), JournalOptions::default()).unwrap().1
+    }
+
     /// Everything in the journal's files.
     pub(crate) fn journal_text(&self) -> String {
         let files = std::fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().path());
@@ -453,6 +469,11 @@ impl House {
     /// Nothing is in flight, held, booked or reserved: waits for what the engines may still hold.
     pub(crate) async fn assert_idle(&self) {
         self.settle().await;
+        self.assert_idle_now();
+    }
+
+    /// The same without waiting.
+    pub(crate) fn assert_idle_now(&self) {
         self.steering.lock().unwrap().clear();
         assert_eq!(self.shared.counters.live(), 0, "reservations");
         assert_eq!(self.shared.metrics.in_flight.get(), 0, "requests in flight");
