@@ -1,7 +1,7 @@
 //! Named points at every step of a write, for harnesses that kill the process or fail the step there.
 //!
 //! Without the feature `failpoints` a point is nothing. With it, `TIDEGATE_FAILPOINTS` (read at the first point) or
-//! [`set`] arm points: `journal.reserve.before_write=abort@3;store.append.before_commit=error:full`. `@N` means that
+//! `set` arm points: `journal.reserve.before_write=abort@3;store.append.before_commit=error:full`. `@N` means that
 //! the point acts at its Nth passing and from then on (an abort needs no more). Actions: `abort` (SIGABRT, nothing is
 //! flushed), `error:full` (ENOSPC), `error:readonly` (EROFS), `error:io` (EIO).
 

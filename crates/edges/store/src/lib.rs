@@ -1,15 +1,15 @@
 //! Where state lives: the journal of reservations in flight and the store of keys, ledger and shift.
 //!
 //! ```text
-//! core 0 ─ Journal ─┐  one write() per reservation, settles go with it          ┌─ usage, quota sums
-//! core 1 ─ Journal ─┼─> <state>/journal/*.journal ── LedgerWriter ── Store (SQLite) ─┼─ keys, audit
-//! core n ─ Journal ─┘  the journal is the queue: nothing else is kept in memory └─ shift
+//! core 0 ─ Journal ─┐  one write() per reservation, settles go with it            ┌─ usage, quota sums
+//! core 1 ─ Journal ─┼─> <state>/journal/*.journal ── LedgerWriter ── Store ───────┼─ keys, audit
+//! core n ─ Journal ─┘  the journal is the queue: nothing else is kept in memory   └─ shift
 //! ```
 //!
 //! A start goes: [`Store::open`], [`Journals::open`] (reads what a dead process left), [`LedgerWriter::start`] (brings
 //! it into the ledger, orphans at their estimate), then quota sums from [`Store::period_sums`] and the last minute's
-//! admissions from [`Recovery`] into the limiter, then one [`Journals::journal`] per core, then the
-//! listener.
+//! admissions from [`Recovery`] into the limiter, then one [`Journals::journal`] per core, then the listener. An end
+//! goes: the cores drop their journals, [`LedgerWriter::stop`], [`Journals::close`], [`Store::close`].
 //!
 //! Per request a core calls [`Journal::reserve`] before the upstream call and [`Journal::settle`] at its end, and every
 //! 10 ms or so [`Journal::flush`]. Nothing is handed to the writer: it reads the journals.

@@ -2,7 +2,7 @@
 //!
 //! WAL with `synchronous=FULL`: what a call has answered survives a power loss. One connection writes, so that writers
 //! queue in the pool and not on the file's lock; a few read. PostgreSQL will be a second kind of [`Store`] behind the
-//! same functions; [`crate::conformance`] says what both have to do.
+//! same functions; the module `conformance` says what both have to do.
 
 mod audit;
 mod changes;
