@@ -21,6 +21,8 @@ use crate::metrics::Metrics;
 
 /// What `Retry-After` says while the journal cannot be written.
 const JOURNAL_RETRY: Duration = Duration::from_secs(5);
+/// How a made request id begins.
+const MADE_PREFIX: &str = "req_";
 /// Standings (key and alias resolved to limits) that one core remembers.
 const STANDINGS_MAX: usize = 16 * 1024;
 
@@ -118,8 +120,10 @@ impl Core {
 
     /// A request id for a caller that sent none.
     pub(crate) fn made_request_id(&self) -> Box<str> {
-        let id = self.new_id(self.wall()).to_text();
-        std::str::from_utf8(&id).map_or_else(|_| "req".into(), |text| format!("req_{text}").into())
+        let mut id = String::with_capacity(MADE_PREFIX.len() + RequestId::TEXT_LEN);
+        id.push_str(MADE_PREFIX);
+        self.new_id(self.wall()).push_to(&mut id);
+        id.into_boxed_str()
     }
 
     /// Writes a reservation: when this returns it is as durable as the journal's level says.

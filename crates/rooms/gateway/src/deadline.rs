@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -133,13 +134,30 @@ impl Deadline {
     }
 
     /// Runs `future` until the deadline.
-    pub(crate) async fn bound<F: Future>(&self, future: F) -> Result<F::Output, Elapsed> {
-        let mut future = std::pin::pin!(future);
-        std::future::poll_fn(|context| match future.as_mut().poll(context) {
+    pub(crate) const fn bound<F: Future>(&self, future: F) -> Bound<'_, F> {
+        Bound { deadline: self, future }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A future with a deadline. Not an `async fn`: that would hold the future twice.
+    #[must_use = "futures do nothing unless polled"]
+    pub(crate) struct Bound<'a, F> {
+        deadline: &'a Deadline,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Bound<'_, F> {
+    type Output = Result<F::Output, Elapsed>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        match this.future.poll(context) {
             Poll::Ready(output) => Poll::Ready(Ok(output)),
-            Poll::Pending => self.poll(context).map(Err),
-        })
-        .await
+            Poll::Pending => this.deadline.poll(context).map(Err),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use tidegate_core::{Case, Fault, Monotonic, Origin};
+use tidegate_core::{Case, Fault, Monotonic, Origin, RequestId};
 use tidegate_engine::attempt::{self, AttemptEnd};
 use tidegate_engine::client::{ClientError, Head, Method, Response as Upstream, ResponseBody, ResponseHead};
 use tidegate_routing::breaker::Report;
@@ -255,7 +255,11 @@ fn has_type(head: &ResponseHead, kind: &str) -> bool {
 
 /// Ours, and unique for each attempt: engines key their requests by it.
 fn attempt_id(tail: &Tail) -> String {
-    format!("{}-{}", tail.id, tail.attempts)
+    let mut id = String::with_capacity(RequestId::TEXT_LEN + 4);
+    tail.id.push_to(&mut id);
+    id.push('-');
+    id.push_str(itoa::Buffer::new().format(tail.attempts));
+    id
 }
 
 fn broken(error: &ClientError) -> Failed {

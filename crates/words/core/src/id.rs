@@ -136,6 +136,12 @@ impl RequestId {
         text
     }
 
+    /// Appends the printed form.
+    pub fn push_to(self, out: &mut String) {
+        // The digits are ASCII.
+        out.push_str(std::str::from_utf8(&self.to_text()).unwrap_or_default());
+    }
+
     /// Reads the printed form; `None` when the text is not exactly that.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -153,10 +159,8 @@ impl RequestId {
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in self.to_text() {
-            fmt::Write::write_char(f, char::from(byte))?;
-        }
-        Ok(())
+        // The digits are ASCII.
+        f.write_str(std::str::from_utf8(&self.to_text()).unwrap_or_default())
     }
 }
 

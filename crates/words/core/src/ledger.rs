@@ -3,9 +3,9 @@
 //! Both carry the gateway-made [`RequestId`]; the store's unique key is (id, kind), so that any record may be delivered
 //! twice.
 
+use crate::clock::Unix;
 use crate::fault::FaultKind;
 use crate::id::{AliasName, CallerName, DeploymentName, KeyId, ModelName, ReplicaId, RequestId, TeamName};
-use crate::clock::Unix;
 
 /// Written to the journal before the upstream call: enough to charge the request if nothing more is ever heard of it,
 /// and to rebuild the limits' windows after a restart.

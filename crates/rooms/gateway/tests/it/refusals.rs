@@ -343,6 +343,7 @@ fn a_body_that_comes_too_slowly_is_408_and_not_to_be_repeated() {
             let answer = house.raw_for(raw.as_bytes(), Duration::from_secs(30)).await;
             assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
             assert!(answer.contains("x-should-retry: false\r\n"), "{answer}");
+            assert!(answer.contains("connection: close\r\n"), "{answer}");
             assert_eq!(house.entry().status, 408);
             house.assert_idle().await;
         }

@@ -120,6 +120,19 @@ fn the_wait_shrinks_with_the_clock() {
 }
 
 #[test]
+fn just_before_the_hour_the_wait_is_said_in_milliseconds_and_at_the_hour_the_next_start_counts() {
+    local(async {
+        const NINE_HOURS: i64 = 9 * 3_600_000;
+        for (wall, after, ms) in [(-500, "1", Some("500")), (0, "86400", None)] {
+            let setup = at(ELEVEN_AT_NIGHT + NINE_HOURS + wall, "night");
+            let mut house = House::with(DAY_AND_NIGHT, engine(), setup).await;
+            let answer = house.post(CHATS, &asking("flash")).await;
+            assert_eq!((answer.header("retry-after"), answer.header("retry-after-ms")), (Some(after), ms));
+        }
+    });
+}
+
+#[test]
 fn without_a_schedule_that_has_it_nobody_knows_when() {
     local(async {
         // The clock says day, the shift in force is night, and no later start is needed: it may be at any moment.
