@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidegate_core::{Entry, Level, Outcome, Unix};
+use tidegate_store::clock::{BootId, Now};
 use tidegate_store::failpoint::{self, Action};
 use tidegate_store::store::EntryQuery;
 use tidegate_store::{Durability, JournalError, JournalOptions, Journals, LedgerWriter, Store, WriterOptions};
@@ -170,9 +171,8 @@ async fn a_full_spool_refuses_reservations_before_anything_is_lost() {
 #[tokio::test]
 async fn files_go_when_the_store_has_everything_in_them_and_the_minute_is_over() {
     let state = tempfile::tempdir().unwrap();
-    let long_ago =
-        tidegate_store::clock::Now { wall: AT, boottime_ns: 1, boot: tidegate_store::clock::BootId::UNKNOWN };
-    let dead = |numbers: std::ops::Range<u64>, now: &tidegate_store::clock::Now| {
+    let long_ago = Now { wall: AT, boottime_ns: 1, boot: BootId::UNKNOWN };
+    let dead = |numbers: std::ops::Range<u64>, now: &Now| {
         let (journals, _) = Journals::open_at(&state.path().join("journal"), SMALL, now).unwrap();
         let mut journal = journals.journal(0).unwrap();
         for number in numbers {
@@ -280,6 +280,24 @@ async fn a_few_long_answers_do_not_keep_many_files() {
 }
 
 #[tokio::test]
+async fn carried_reservations_go_with_their_entries() {
+    let state = tempfile::tempdir().unwrap();
+    let house = House::open(state.path(), JournalOptions { retention: Duration::ZERO, ..SMALL }).await;
+    let mut journal = house.journals.journal(0).unwrap();
+    let long = |round: u64| numbered(5_003 + round * 8);
+    for round in 0..20 {
+        drop(journal.reserve(&long(round).0).unwrap());
+        fill(&mut journal, round * 80..round * 80 + 80);
+        house.writer.drain().await.unwrap();
+    }
+    assert!(House::files(state.path()) > 1);
+    (0..20).for_each(|round| journal.settle(&long(round).1));
+    journal.flush().unwrap();
+    house.writer.drain().await.unwrap();
+    assert_eq!(House::files(state.path()), 1, "the one that is written: {:?}", names(state.path()));
+}
+
+#[tokio::test]
 async fn a_start_after_an_orderly_stop_reads_the_last_minute_and_offers_nothing_again() {
     let state = tempfile::tempdir().unwrap();
     let house = House::open(state.path(), SMALL).await;
@@ -301,6 +319,19 @@ async fn a_start_after_an_orderly_stop_reads_the_last_minute_and_offers_nothing_
         assert_eq!((writer.status().inserted, writer.status().duplicates), (0, 0));
         assert_eq!(journals.status().waiting_bytes, 0);
     }
+    // Of several files one is gone already: what the others hold is settled all the same.
+    let files = names(state.path());
+    assert!(files.len() > 2 && files.iter().all(|name| name.ends_with(".settled")), "{files:?}");
+    std::fs::remove_file(state.path().join("journal").join(files.last().unwrap())).unwrap();
+    let (journals, recovery) = Journals::open(&state.path().join("journal"), SMALL).unwrap();
+    assert_eq!(recovery.orphans, []);
+    drop(journals);
+    // Two minutes later nobody needs them.
+    let real = Now::read();
+    let later = Now { boottime_ns: real.boottime_ns + 120_000_000_000, ..real };
+    let (journals, recovery) = Journals::open_at(&state.path().join("journal"), SMALL, &later).unwrap();
+    let _writer = LedgerWriter::start(house.store.clone(), &journals, &recovery, BY_HAND).await.unwrap();
+    assert_eq!(names(state.path()), Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -320,10 +351,7 @@ async fn a_damaged_file_is_kept_for_the_operator_and_never_read_again() {
     bytes[middle] ^= 0x40;
     std::fs::write(&file, &bytes).unwrap();
     // Of another boot, long ago: nobody needs its admissions.
-    let now = tidegate_store::clock::Now {
-        boot: tidegate_store::clock::BootId::UNKNOWN,
-        ..tidegate_store::clock::Now::read()
-    };
+    let now = Now { boot: BootId::UNKNOWN, ..Now::read() };
     let store = Store::open_sqlite(&state.path().join("tidegate.db")).await.unwrap();
     let (journals, recovery) = Journals::open_at(&journal_folder, SMALL, &now).unwrap();
     assert_eq!((recovery.orphans.len(), recovery.damage.len()), (1, 1));
