@@ -302,18 +302,21 @@ async fn a_start_after_an_orderly_stop_reads_the_last_minute_and_offers_nothing_
     let state = tempfile::tempdir().unwrap();
     let house = House::open(state.path(), SMALL).await;
     let mut journal = house.journals.journal(0).unwrap();
+    // Its entry comes to lie in another file.
+    drop(journal.reserve(&numbered(1_003).0).unwrap());
     for number in 0..500 {
         let (reservation, entry) = numbered(number);
         drop(journal.reserve(&reservation).unwrap());
         journal.settle(&entry);
         journal.flush().unwrap();
     }
+    journal.settle(&numbered(1_003).1);
     drop(journal);
     house.writer.stop().await.unwrap();
     drop(house.journals);
     for _ in 0..2 {
         let (journals, recovery) = Journals::open(&state.path().join("journal"), SMALL).unwrap();
-        assert_eq!((recovery.admissions.len(), recovery.orphans.len(), recovery.entries), (500, 0, 500));
+        assert_eq!((recovery.admissions.len(), recovery.orphans.len(), recovery.entries), (501, 0, 501));
         assert!(recovery.admissions.iter().all(|admission| admission.settled_tokens.is_some()));
         let writer = LedgerWriter::start(house.store.clone(), &journals, &recovery, BY_HAND).await.unwrap();
         assert_eq!((writer.status().inserted, writer.status().duplicates), (0, 0));
