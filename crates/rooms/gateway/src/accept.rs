@@ -12,6 +12,9 @@ use tidegate_core::{Case, Fault};
 
 /// Longest request target in bytes.
 pub(crate) const URI_BYTES_MAX: usize = 8 * 1024;
+/// Header lines of one request. Ours and not hyper's: it knows no lower bound than its own 100 without clearing an
+/// array of that size for each request.
+pub const HEADERS_MAX: usize = 64;
 /// Bytes of all header names and values together.
 pub(crate) const HEADER_BYTES_MAX: usize = 32 * 1024;
 /// Longest request id taken from a caller.
@@ -41,6 +44,9 @@ fn check_size(parts: &Parts) -> Result<(), Fault> {
     let target = uri.path().len() + uri.query().map_or(0, str::len) + uri.authority().map_or(0, |a| a.as_str().len());
     if target > URI_BYTES_MAX {
         return Err(Fault::new(Case::UriTooLong));
+    }
+    if parts.headers.len() > HEADERS_MAX {
+        return Err(Fault::new(Case::HeadersTooLarge));
     }
     let bytes: usize = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     if bytes > HEADER_BYTES_MAX {
@@ -176,6 +182,11 @@ mod tests {
         let path = |len: usize| head(|request| request.uri(format!("/{}", "a".repeat(len - 1))).header("host", "a"));
         assert!(!refused(&path(URI_BYTES_MAX)));
         assert!(refused(&path(URI_BYTES_MAX + 1)));
+        let lines = |count: usize| {
+            head(|request| (1..count).fold(request.header("host", "a"), |request, _| request.header("x", "y")))
+        };
+        assert!(!refused(&lines(HEADERS_MAX)));
+        assert!(refused(&lines(HEADERS_MAX + 1)));
         let header = |len: usize| head(|request| request.header("host", "a").header("x", "b".repeat(len - 6)));
         assert!(!refused(&header(HEADER_BYTES_MAX)));
         assert!(refused(&header(HEADER_BYTES_MAX + 1)));

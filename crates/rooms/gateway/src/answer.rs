@@ -13,6 +13,9 @@ use crate::account::Tail;
 use crate::body::Body;
 use crate::core::Core;
 
+/// Headers that an answer may carry.
+const HEADERS_OF_OURS: usize = 12;
+
 /// The protocol of a path, known or not.
 pub(crate) fn api_of(path: &str) -> Api {
     Api::of_path(path)
@@ -47,7 +50,9 @@ pub(crate) fn refused(tail: Tail, fault: &Fault, api: Api) -> Response<Body> {
 pub(crate) fn complete(mut response: Response<Body>, mut tail: Tail) -> Response<Body> {
     let status = response.status().as_u16();
     let headers = response.headers_mut();
-    id_header(headers, &tail.request_id);
+    // Room for all of ours at once: a header map that grows hashes everything again.
+    headers.reserve(HEADERS_OF_OURS);
+    id_headers(headers, &tail.request_id, Api::of_path(tail.endpoint));
     if let Some(rates) = &tail.rates {
         rate_headers(headers, rates);
     }
@@ -66,7 +71,7 @@ fn refusal(fault: &Fault, api: Api, request_id: &str) -> Response<Body> {
     *response.status_mut() = StatusCode::from_u16(rendered.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    id_header(headers, request_id);
+    id_headers(headers, request_id, api);
     for (name, value) in error::headers(fault) {
         put(headers, HeaderName::from_static(name), &value);
     }
@@ -80,8 +85,12 @@ fn refusal(fault: &Fault, api: Api, request_id: &str) -> Response<Body> {
     response
 }
 
-fn id_header(headers: &mut HeaderMap, request_id: &str) {
+fn id_headers(headers: &mut HeaderMap, request_id: &str, api: Api) {
     put(headers, HeaderName::from_static("x-request-id"), request_id);
+    if api == Api::Anthropic {
+        // Where Anthropic's library looks for it.
+        put(headers, HeaderName::from_static("request-id"), request_id);
+    }
 }
 
 fn put(headers: &mut HeaderMap, name: HeaderName, value: &str) {
@@ -114,12 +123,48 @@ fn rate_headers(headers: &mut HeaderMap, rates: &RateView) {
 
 /// As OpenAI writes durations: `12ms`, `1s`, `6m0s`.
 fn duration_text(duration: Duration) -> String {
-    let ms = duration.as_nanos().div_ceil(1_000_000);
+    // Narrow integers and no formatting machinery: this runs twice per answer.
+    let ms = duration.as_secs().saturating_mul(1_000) + u64::from(duration.subsec_nanos().div_ceil(1_000_000));
     let (minutes, seconds, millis) = (ms / 60_000, ms / 1_000 % 60, ms % 1_000);
+    let mut digits = itoa::Buffer::new();
+    let mut text = String::with_capacity(16);
+    let mut put = |number: u64, unit: &str| {
+        text.push_str(digits.format(number));
+        text.push_str(unit);
+    };
     match (minutes, seconds, millis) {
-        (0, 0, millis) => format!("{millis}ms"),
-        (0, seconds, 0) => format!("{seconds}s"),
-        (0, seconds, millis) => format!("{seconds}.{millis:03}s"),
-        (minutes, seconds, _) => format!("{minutes}m{seconds}s"),
+        (0, 0, millis) => put(millis, "ms"),
+        (0, seconds, 0) => put(seconds, "s"),
+        (0, seconds, millis) => {
+            put(seconds, ".");
+            put(1_000 + millis, "s");
+            // The digit in front kept the leading zeros of the fraction.
+            if let Some(point) = text.find('.') {
+                text.remove(point + 1);
+            }
+        }
+        (minutes, seconds, _) => {
+            put(minutes, "m");
+            put(seconds, "s");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_openai_writes_them() {
+        let text = |ms| duration_text(Duration::from_millis(ms));
+        assert_eq!(text(0), "0ms");
+        assert_eq!(text(12), "12ms");
+        assert_eq!(text(1_000), "1s");
+        assert_eq!(text(1_005), "1.005s");
+        assert_eq!(text(59_950), "59.950s");
+        assert_eq!(text(360_000), "6m0s");
+        assert_eq!(text(61_500), "1m1s");
+        assert_eq!(duration_text(Duration::from_nanos(1)), "1ms", "rounded up");
     }
 }

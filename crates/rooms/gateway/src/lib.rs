@@ -42,6 +42,7 @@ use tidegate_store::Journal;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
+pub use crate::accept::HEADERS_MAX;
 pub use crate::core::{Observer, Shared};
 pub use crate::deadline::Clock;
 

@@ -1,5 +1,6 @@
 //! The request path: eight rooms, in order. Each is the file of its name and consumes the proof of the one before.
 
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use http::{Request, Response};
@@ -23,19 +24,23 @@ use crate::route::{Route, route};
 use crate::server::Peer;
 
 /// Answers one request, whatever happens.
-pub(crate) async fn serve(core: Rc<Core>, peer: Peer, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn serve(
+    core: Rc<Core>,
+    peer: Peer,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
     let request_id = accept::request_id(request.headers()).unwrap_or_else(|| core.made_request_id());
     let api = answer::api_of(request.uri().path());
     let accepted = accept(request).and_then(|inbound| authenticate(&core, peer, inbound, &request_id));
     let accepted = match accepted {
         Ok(accepted) => accepted,
-        Err(fault) => return answer::unaccepted(&core, &fault, api, &request_id),
+        Err(fault) => return Ok(answer::unaccepted(&core, &fault, api, &request_id)),
     };
     let mut tail = accepted.tail;
-    match path(accepted.inbound, accepted.authenticated, &mut tail).await {
+    Ok(match path(accepted.inbound, accepted.authenticated, &mut tail).await {
         Ok(response) => answer::complete(response, tail),
         Err(fault) => answer::refused(tail, &fault, api),
-    }
+    })
 }
 
 /// From an authenticated request to an answer, or the beginning of one. `tail` becomes the one ledger entry.

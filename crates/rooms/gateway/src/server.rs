@@ -4,14 +4,13 @@
 //! under TLS and by prior knowledge in the clear; there is no upgrade.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Request;
 use hyper::body::Incoming;
 use hyper::rt::{Executor, Read, Write};
 use hyper::server::conn::{http1, http2};
@@ -23,14 +22,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-use crate::body::Body;
 use crate::core::Core;
 use crate::path;
 
 /// From accept to the last byte of the first request head, and for every later head on the same connection.
 pub const HEADER_DEADLINE: Duration = Duration::from_secs(10);
-/// Headers of one request.
-pub const HEADERS_MAX: usize = 64;
 /// Bytes that hyper buffers for one request head.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Streams of one HTTP/2 connection.
@@ -64,10 +60,19 @@ impl Peer {
 /// # Errors
 /// The address is in use or not ours.
 pub fn bind(listen: SocketAddr, cores: usize) -> io::Result<Vec<StdListener>> {
+    refuse_shared(listen)?;
     let first = bind_one(listen)?;
     let listen = first.local_addr()?;
     let rest = (1..cores).map(|_| bind_one(listen));
     std::iter::once(Ok(first)).chain(rest).collect()
+}
+
+/// A port that is shared among our cores would be shared with another process of ours too, and each would answer some
+/// of the other's callers. A socket that does not share finds out.
+fn refuse_shared(listen: SocketAddr) -> io::Result<()> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(listen), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&listen.into())
 }
 
 fn bind_one(listen: SocketAddr) -> io::Result<StdListener> {
@@ -164,8 +169,8 @@ where
     let first = first_request(peer.since, Rc::clone(&begun));
     let service = service_fn(move |request: Request<Incoming>| {
         begun.set(true);
-        let core = Rc::clone(&core);
-        async move { Ok::<Response<Body>, Infallible>(path::serve(core, peer, request).await) }
+        // On the heap: hyper moves the future about, and a request's whole path is several kilobytes.
+        Box::pin(path::serve(Rc::clone(&core), peer, request))
     });
     if h2 {
         let connection = http2_builder().serve_connection(io, service);
@@ -223,7 +228,6 @@ fn http1_builder() -> http1::Builder {
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_DEADLINE)
-        .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .half_close(false);
     builder

@@ -72,7 +72,7 @@ spec:
     )
 }
 
-fn free_address() -> SocketAddr {
+pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
@@ -120,8 +120,7 @@ impl Gate {
 
     /// Runs a verb on the state folder.
     pub(crate) fn verb(&self, args: &[&str]) -> Output {
-        let output = program().args(args).arg("--state").arg(self.folder.path().join("state")).output().unwrap();
-        output
+        program().args(args).arg("--state").arg(self.folder.path().join("state")).output().unwrap()
     }
 
     /// Runs a verb that has to succeed, and reads its JSON.

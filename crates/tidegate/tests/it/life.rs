@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate_testkit::fake::Script;
 
-use crate::gate::{Gate, program};
+use crate::gate::{Gate, documents, free_address, program};
 
 const STREAM: &str = r#"{"model":"chat","messages":[{"role":"user","content":"hi"}],"max_tokens":40,"stream":true}"#;
 
@@ -94,6 +94,18 @@ fn a_second_process_on_one_state_folder_is_refused_and_names_the_first() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("is in use by process "), "{text}");
+}
+
+#[test]
+fn a_second_gate_on_one_port_is_refused_instead_of_sharing_its_callers() {
+    let gate = Gate::start(Script::vllm("tiny"));
+    let folder = tempfile::TempDir::new().unwrap();
+    let text = documents(gate.address, free_address(), &gate.engine.url());
+    std::fs::write(folder.path().join("site.yaml"), text).unwrap();
+    let output = program().arg("up").arg(folder.path()).arg("--state").arg(folder.path().join("s")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains(&format!("cannot listen on {}", gate.address)), "{text}");
 }
 
 #[test]

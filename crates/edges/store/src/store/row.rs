@@ -11,14 +11,16 @@ use tidegate_core::{Entry, FaultKind, UsageSource};
 
 use super::StoreError;
 
-/// Adds what [`BatchRows::finish`] says to the ledger. The numbers are those of the widths below.
+/// Adds what [`BatchRows::finish`] says to the ledger. The numbers are those of the widths below. The row is cut as a
+/// blob: in a text every cut counts characters from the beginning again.
 pub(super) const INSERT: &str = "
+    WITH e AS MATERIALIZED (SELECT CAST(value AS BLOB) AS row FROM json_each(?1))
     INSERT INTO ledger (id, kind, at_ms, subject, outcome, prompt_tokens, cached_tokens, output_tokens, detail)
-    SELECT substr(e.value, 1, 26), 0, CAST(substr(e.value, 27, 20) AS INTEGER),
-           CAST(substr(e.value, 47, 20) AS INTEGER), rtrim(substr(e.value, 67, 10)),
-           CAST(substr(e.value, 77, 13) AS INTEGER), CAST(substr(e.value, 90, 13) AS INTEGER),
-           CAST(substr(e.value, 103, 13) AS INTEGER), substr(e.value, 116)
-    FROM json_each(?1) AS e WHERE true
+    SELECT CAST(substr(row, 1, 26) AS TEXT), 0, CAST(substr(row, 27, 20) AS INTEGER),
+           CAST(substr(row, 47, 20) AS INTEGER), rtrim(CAST(substr(row, 67, 10) AS TEXT)),
+           CAST(substr(row, 77, 13) AS INTEGER), CAST(substr(row, 90, 13) AS INTEGER),
+           CAST(substr(row, 103, 13) AS INTEGER), CAST(substr(row, 116) AS TEXT)
+    FROM e WHERE true
     ON CONFLICT (id, kind) DO NOTHING";
 
 const WIDE: usize = 20;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use http::{HeaderValue, Method};
 use serde_json::{Value, json};
-use tidegate_gateway::server::{HEADER_DEADLINE, HEADERS_MAX};
+use tidegate_gateway::HEADERS_MAX;
+use tidegate_gateway::server::HEADER_DEADLINE;
 use tidegate_testkit::fake::{Fault, Refusal, Script};
 use tidegate_wire::Endpoint;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
