@@ -1,12 +1,14 @@
 //! The walls of ARCHITECTURE.md, as a program.
 //!
-//! [`graph`] reads who depends on whom, [`sources`] reads the files themselves, [`floors`] what is built. Each is a
+//! [`graph`] reads who depends on whom, [`sources`] reads the files themselves, [`floors`] what is built, [`map`] where
+//! ARCHITECTURE.md sends a newcomer. Each is a
 //! function from what was read to a list of findings, so that a test can plant a violation. A wall is moved by changing
 //! ARCHITECTURE.md and the table here together, with the reason.
 
 mod code;
 mod floors;
 mod graph;
+mod map;
 mod sources;
 
 use std::fmt;
@@ -54,6 +56,9 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = graph::check(&graph);
     findings.extend(sources::check(&files));
     findings.extend(floors::check(&packages, &files)?);
+    let paths = files.iter().map(|file| file.path.clone()).collect();
+    let architecture = files.iter().find(|file| file.path == "ARCHITECTURE.md");
+    findings.extend(map::check(architecture.map_or("", |file| &file.text), &paths));
     findings.sort();
     for finding in &findings {
         complain!("{finding}");

@@ -169,7 +169,7 @@ cases! {
     Framing = BadRequest, 400, "invalid_request_error", Some("bad_framing"), None,
         "the request is not well-formed HTTP",
         "use an HTTP client library; send one Host, one Content-Length or one Transfer-Encoding: chunked",
-        "nothing; tidegate_refusals_total{reason=\"bad_request\"} rising from one peer is a probe";
+        "nothing; tidegate_faults_total{kind=\"bad_request\"} rising is somebody probing";
     /// The request target is over 8 KiB.
     UriTooLong = BadRequest, 414, "invalid_request_error", Some("uri_too_long"), None,
         "the request target is too long", "send parameters in the body", "nothing";
