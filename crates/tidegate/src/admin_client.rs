@@ -13,13 +13,14 @@ use jiff::tz::TimeZone;
 use serde::de::DeserializeOwned;
 use tidegate_console::{Console, Panel, Readiness, Trust};
 use tidegate_core::{ShiftName, TeamName};
-use tidegate_identity::{Pepper, SharedKeyring};
+use tidegate_identity::SharedKeyring;
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Store, WriterOptions};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
+use crate::app;
 use crate::cli::Reach;
-use crate::known::Known;
+use crate::known::{self, Known};
 use crate::state::{self, StateFolder};
 
 /// Largest answer.
@@ -88,7 +89,8 @@ async fn alone(state: &Path, request: Request<Full<Bytes>>) -> anyhow::Result<(S
     // What a dead process left in its journal belongs to the usage that is asked for.
     let (journals, recovery) = Journals::open(&folder.path().join("journal"), JournalOptions::default())?;
     let writer = LedgerWriter::start(store.clone(), &journals, &recovery, WriterOptions::default()).await?;
-    let pepper = Arc::new(Pepper::open(&folder.path().join("pepper"))?);
+    let named = known.pepper.as_ref().map(known::Pepper::secret);
+    let pepper = Arc::new(app::pepper(named.as_ref(), folder.path())?);
     let keyring = tidegate_console::load_keyring(&store, pepper, None).await?;
     let console =
         Console { store: store.clone(), keyring: Arc::new(SharedKeyring::new(keyring)), panel: Arc::new(Alone(known)) };

@@ -16,7 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tidegate_config::Site;
-use tidegate_config::site::{Counters, Tls};
+use tidegate_config::site::{Counters, SecretRef, Tls};
 use tidegate_controller::{Backends, Fleet, FleetSettings};
 use tidegate_core::{ModelName, ShiftName, Unix};
 use tidegate_engine::tokenizer::Tokenizer;
@@ -46,6 +46,8 @@ pub(crate) struct App {
     /// The files as they were when the documents in force were read.
     pub(crate) loaded: Fingerprint,
     pub(crate) state: StateFolder,
+    /// What this process has opened, for verbs when it is gone.
+    pub(crate) opened: Known,
     pub(crate) store: Store,
     pub(crate) journals: Arc<Journals>,
     pub(crate) writer: Arc<LedgerWriter>,
@@ -129,10 +131,11 @@ pub(crate) async fn build(
     let books = Books::open(&site, state.path()).await?;
     let mut registry = Registry::default();
     let reloads = Reloads::register(&mut registry);
-    let pepper = Arc::new(pepper(&site, state.path())?);
+    let pepper = Arc::new(pepper(site.identity.key_pepper.as_ref(), state.path())?);
     let fleet = Arc::new(Fleet::new(fleet_settings(state.path(), cores)?, Handle::current()));
     let (site, shift) = (Arc::new(site), books.store.shift().await?);
-    Known::of(&site, &documents).save(state.path())?;
+    let opened = Known::of(&site, &documents);
+    opened.save(state.path())?;
     let shared = share(&site, shift.as_ref(), &books, &pepper, &fleet, &mut registry).await?;
     fleet.first_look(FIRST_LOOK).await;
     let gateway = Gateway::start(&shared, core_parts(listeners, &books.journals)?, tls, site.gateway.drain)?;
@@ -154,6 +157,7 @@ pub(crate) async fn build(
         documents,
         loaded,
         state,
+        opened,
         store,
         journals,
         writer,
@@ -202,7 +206,7 @@ async fn share(
 }
 
 /// What the documents may say but this version does not do yet is refused, not ignored.
-fn check_supported(site: &Site) -> anyhow::Result<()> {
+pub(crate) fn check_supported(site: &Site) -> anyhow::Result<()> {
     if matches!(site.counters, Counters::Redis(_)) {
         bail!("Site.spec.counters: redis is not supported yet, use memory:");
     }
@@ -233,8 +237,9 @@ fn fleet_settings(state: &Path, cores: usize) -> anyhow::Result<FleetSettings> {
     })
 }
 
-fn pepper(site: &Site, state: &Path) -> anyhow::Result<Pepper> {
-    match &site.identity.key_pepper {
+/// The pepper that the documents name, else the state folder's own.
+pub(crate) fn pepper(named: Option<&SecretRef>, state: &Path) -> anyhow::Result<Pepper> {
+    match named {
         Some(from) => Pepper::new(&load::secret(from)?).context("identity.keys.pepper"),
         None => Pepper::open(&state.join("pepper")).context("the pepper of the state folder"),
     }
@@ -271,8 +276,11 @@ pub(crate) fn shift_in_force(site: &Site, set: Option<&Shift>) -> ShiftName {
     }
 }
 
+/// Tokenizers by model.
+pub(crate) type Tokenizers = BTreeMap<ModelName, Arc<Tokenizer>>;
+
 /// Tokenizers of the models whose folder has one. A broken one is said and the byte bound used instead.
-pub(crate) fn tokenizers(site: &Site) -> BTreeMap<ModelName, Arc<Tokenizer>> {
+pub(crate) fn tokenizers(site: &Site) -> Tokenizers {
     let mut found = BTreeMap::new();
     for (name, model) in &site.models {
         let local = match &model.source {
@@ -297,7 +305,7 @@ pub(crate) fn catalogue(
     shift: ShiftName,
     generation: u64,
     backends: &Backends,
-    tokenizers: &BTreeMap<ModelName, Arc<Tokenizer>>,
+    tokenizers: &Tokenizers,
     metrics: &Metrics,
 ) -> Catalogue {
     let created = tidegate_store::clock::wall().ms / 1_000;
@@ -311,7 +319,7 @@ impl App {
         gateway.drain();
         let joined = tokio::task::spawn_blocking(move || gateway.join()).await;
         fleet.stop().await;
-        touch(&store, &shared).await;
+        touch(&store, &shared, Unix::default()).await;
         drop(desk);
         if let Err(error) = writer.drain().await {
             tracing::warn!(error, "the ledger writer could not finish; the journal keeps what is left");
@@ -325,15 +333,21 @@ impl App {
     }
 }
 
-/// When keys were last used, as far as it was noted since the last time.
-pub(crate) async fn touch(store: &Store, shared: &Shared) {
+/// Notes when keys were last used: those used since `noted`. Returns the latest use there is now.
+pub(crate) async fn touch(store: &Store, shared: &Shared, noted: Unix) -> Unix {
     let uses: Vec<(_, Unix)> = shared
         .keyring
         .load()
         .records()
         .filter_map(|record| record.last_used.get().map(|used| (record.id.clone(), used)))
+        .filter(|(_, used)| *used > noted)
         .collect();
-    if let Err(error) = store.touch_keys(&uses).await {
-        tracing::warn!(%error, "cannot note when keys were last used");
+    let Some(latest) = uses.iter().map(|(_, used)| *used).max() else { return noted };
+    match store.touch_keys(&uses).await {
+        Ok(()) => latest,
+        Err(error) => {
+            tracing::warn!(%error, "cannot note when keys were last used");
+            noted
+        }
     }
 }

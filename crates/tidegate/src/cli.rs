@@ -67,7 +67,7 @@ pub(crate) struct Reach {
     #[arg(long, value_name = "http://HOST:PORT")]
     pub(crate) url: Option<String>,
     /// Admin key for --url.
-    #[arg(long, env = "TIDEGATE_ADMIN_KEY", hide_env_values = true, requires = "url")]
+    #[arg(long, env = "TIDEGATE_ADMIN_KEY", hide_env_values = true)]
     pub(crate) admin_key: Option<String>,
     /// Answer as JSON.
     #[arg(long)]
@@ -186,7 +186,7 @@ pub(crate) struct Usage {
     /// Rows for each hour, day or month, or one for the whole time.
     #[arg(long, value_enum, default_value = "total")]
     pub(crate) per: Per,
-    /// From this instant or civil date (in --zone) on; default: the first of this month.
+    /// From this instant or civil date (in --zone) on; default: the first of the month in which --until lies.
     #[arg(long, value_name = "TIME")]
     pub(crate) from: Option<String>,
     /// Up to this instant or civil date (in --zone), exclusive; default: now.

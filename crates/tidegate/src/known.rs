@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use tidegate_config::Site;
-use tidegate_config::site::Store;
+use tidegate_config::site::{SecretRef, Store};
 
 const FILE: &str = "documents.json";
 
@@ -17,12 +17,41 @@ pub(crate) struct Known {
     pub(crate) sqlite: Option<PathBuf>,
     /// Where the documents were.
     pub(crate) documents: PathBuf,
+    /// Environment variable or file of the pepper, when it is not the state folder's own.
+    pub(crate) pepper: Option<Pepper>,
     /// IANA name of the site's zone.
     pub(crate) zone: String,
     /// Teams.
     pub(crate) teams: Vec<String>,
     /// Shifts.
     pub(crate) shifts: Vec<String>,
+}
+
+/// Where the pepper of API keys comes from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Pepper {
+    /// An environment variable.
+    FromEnv(String),
+    /// A file.
+    FromFile(PathBuf),
+}
+
+impl Pepper {
+    fn of(from: &SecretRef) -> Self {
+        match from {
+            SecretRef::Env(name) => Self::FromEnv(name.to_string()),
+            SecretRef::File(path) => Self::FromFile(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+        }
+    }
+
+    /// As the documents name it.
+    pub(crate) fn secret(&self) -> SecretRef {
+        match self {
+            Self::FromEnv(name) => SecretRef::Env(name.as_str().into()),
+            Self::FromFile(path) => SecretRef::File(path.clone()),
+        }
+    }
 }
 
 impl Known {
@@ -33,10 +62,16 @@ impl Known {
                 Store::Postgres(_) => None,
             },
             documents: documents.canonicalize().unwrap_or_else(|_| documents.to_owned()),
+            pepper: site.identity.key_pepper.as_ref().map(Pepper::of),
             zone: site.time_zone.iana_name().unwrap_or("UTC").to_owned(),
             teams: site.teams.keys().map(ToString::to_string).collect(),
             shifts: site.shifts().iter().map(ToString::to_string).collect(),
         }
+    }
+
+    /// The same with the store and the pepper of the process that runs: a reload does not change those.
+    pub(crate) fn opened_as(self, opened: &Self) -> Self {
+        Self { sqlite: opened.sqlite.clone(), pepper: opened.pepper.clone(), ..self }
     }
 
     /// Keeps it: whole or not at all.

@@ -29,6 +29,14 @@ pub(crate) fn documents(at: &Path) -> anyhow::Result<Checked> {
     Ok(tidegate_config::check(&sources))
 }
 
+/// Every file that the documents consist of, those that they name included; as far as they can be read.
+pub(crate) fn read_files(at: &Path) -> Vec<PathBuf> {
+    let mut files = files(at).unwrap_or_default();
+    let sources: Vec<_> = files.iter().filter_map(|path| source(path).ok()).collect();
+    files.extend(tidegate_config::referenced_files(&sources));
+    files
+}
+
 fn source(path: &Path) -> anyhow::Result<Source> {
     let limit = tidegate_config::FILE_BYTES_MAX as u64;
     let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;

@@ -15,7 +15,7 @@ use tokio::signal::unix::Signal;
 use tokio::sync::{Notify, watch};
 use tokio::time::{interval, sleep};
 
-use crate::app::{self, App};
+use crate::app::{self, App, Tokenizers};
 use crate::desk::Documents;
 use crate::known::Known;
 use crate::load;
@@ -72,7 +72,7 @@ async fn documents(app: &App, changed: &Notify, hangup: &mut Signal) {
         let now = Fingerprint::of(&app.documents);
         if is_forced || now != seen {
             seen = now;
-            reload(app);
+            reload(app).await;
         }
     }
 }
@@ -84,7 +84,7 @@ pub(crate) struct Fingerprint(Vec<(PathBuf, u64, Option<SystemTime>)>);
 impl Fingerprint {
     /// To be taken before the documents are read: what changes in between is then seen as a change.
     pub(crate) fn of(documents: &Path) -> Self {
-        let files = load::files(documents).unwrap_or_default();
+        let files = load::read_files(documents);
         let look = |path: PathBuf| {
             let metadata = std::fs::metadata(&path).ok()?;
             Some((path, metadata.len(), metadata.modified().ok()))
@@ -93,42 +93,67 @@ impl Fingerprint {
     }
 }
 
-/// Reads and checks the documents; the text says everything that is wrong with them.
-fn read(app: &App) -> Result<Site, String> {
-    let checked = load::documents(&app.documents).map_err(|error| format!("{error:#}"))?;
-    checked.site.ok_or_else(|| {
-        let all: Vec<_> = checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect();
-        all.join("\n")
-    })
+/// New documents and what takes long to make of them.
+struct Fresh {
+    site: Arc<Site>,
+    tokenizers: Tokenizers,
 }
 
-fn reload(app: &App) {
-    match read(app) {
-        Ok(site) => put_in_force(app, Arc::new(site)),
+/// Reads and checks the documents; the text says everything that is wrong with them.
+fn read(documents: &Path) -> Result<Fresh, String> {
+    let checked = load::documents(documents).map_err(|error| format!("{error:#}"))?;
+    let site = checked.site.ok_or_else(|| {
+        let all: Vec<_> = checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect();
+        all.join("\n")
+    })?;
+    app::check_supported(&site).map_err(|error| format!("{error:#}"))?;
+    let tokenizers = app::tokenizers(&site);
+    Ok(Fresh { site: Arc::new(site), tokenizers })
+}
+
+async fn reload(app: &App) {
+    let documents = app.documents.clone();
+    // Files and tokenizers may take seconds; keys and signals must not wait for them.
+    let fresh = tokio::task::spawn_blocking(move || read(&documents)).await;
+    match fresh.unwrap_or_else(|error| Err(error.to_string())) {
+        Ok(fresh) => put_in_force(app, fresh),
         Err(why) => refused(app, &why),
     }
 }
 
 /// What only the next start can change.
 fn warn_of_fixed(site: &Site, old: &Site) {
-    if site.gateway.listen != old.gateway.listen || site.admin.listen != old.admin.listen {
-        tracing::warn!("listen addresses change with the next start only");
+    let (gate, old_gate) = (&site.gateway, &old.gateway);
+    let changed = [
+        ("gateway.listen", gate.listen != old_gate.listen),
+        ("gateway.tls", gate.tls != old_gate.tls),
+        ("gateway.workers", gate.workers != old_gate.workers),
+        ("gateway.drain", gate.drain != old_gate.drain),
+        ("admin.listen", site.admin.listen != old.admin.listen),
+        ("store", site.store != old.store),
+        ("identity.keys.pepper", site.identity.key_pepper != old.identity.key_pepper),
+    ];
+    for (field, _) in changed.iter().filter(|(_, changed)| *changed) {
+        tracing::warn!(field, "changes with the next start only");
     }
 }
 
+/// What verbs need when no process runs; store and pepper are those that this process has opened.
 fn note_documents(app: &App, site: &Site) {
-    if let Err(error) = Known::of(site, &app.documents).save(app.state.path()) {
+    let known = Known::of(site, &app.documents).opened_as(&app.opened);
+    if let Err(error) = known.save(app.state.path()) {
         tracing::warn!(error = format!("{error:#}"), "cannot note the documents in the state folder");
     }
 }
 
-fn put_in_force(app: &App, site: Arc<Site>) {
+/// Replicas and catalogue change back to back, so that hardly a request meets the old catalogue with the new replicas.
+fn put_in_force(app: &App, fresh: Fresh) {
+    let Fresh { site, tokenizers } = fresh;
     let old = app.shared.catalogue.load_full();
     warn_of_fixed(&site, &old.site);
-    let backends = app.fleet.apply(&site);
-    let tokenizers = app::tokenizers(&site);
     let shift = app::shift_in_force(&site, app.shift.as_ref());
     let generation = old.generation + 1;
+    let backends = app.fleet.apply(&site);
     let catalogue = app::catalogue(&site, shift, generation, &backends, &tokenizers, &app.shared.metrics);
     app.shared.catalogue.store(Arc::new(catalogue));
     *app.reloaded.lock() = Documents { generation, loaded_at: jiff::Timestamp::now(), refused: None };
@@ -145,13 +170,21 @@ fn refused(app: &App, why: &str) {
 
 async fn keys(app: &App, mut changes: watch::Receiver<Changes>) {
     let mut seen = *changes.borrow_and_update();
-    while changes.changed().await.is_ok() {
-        let now = *changes.borrow_and_update();
+    let mut is_behind = false;
+    loop {
+        let now = tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => *changes.borrow_and_update(),
+                Err(_) => return,
+            },
+            // A read that failed is not forgotten: what it missed may be a revocation.
+            () = sleep(POLL_INTERVAL), if is_behind => *changes.borrow(),
+        };
         if now.reachable != seen.reachable {
             tracing::warn!(reachable = now.reachable, "store");
         }
-        if now.keys != seen.keys {
-            read_keys(app).await;
+        if now.keys != seen.keys || is_behind {
+            is_behind = !read_keys(app).await;
         }
         let state = if now.reachable { StoreState::Connected } else { StoreState::Away };
         app.shared.keyring.note_store(state);
@@ -159,22 +192,30 @@ async fn keys(app: &App, mut changes: watch::Receiver<Changes>) {
     }
 }
 
-async fn read_keys(app: &App) {
+/// Whether the keys in force are the store's again.
+async fn read_keys(app: &App) -> bool {
     let before = Arc::clone(&app.shared.keyring.load());
     match tidegate_console::load_keyring(&app.store, Arc::clone(&app.pepper), Some(&before)).await {
-        Ok(keyring) => app.shared.keyring.replace(keyring),
-        Err(error) => tracing::error!(%error, "cannot read the keys; the last known ones stay in force"),
+        Ok(keyring) => {
+            app.shared.keyring.replace(keyring);
+            true
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot read the keys; the last known ones stay in force");
+            false
+        }
     }
 }
 
 async fn housekeeping(app: &App) {
     let mut tick = interval(HOUSEKEEPING);
+    let mut noted = tidegate_store::clock::wall();
     loop {
         tick.tick().await;
         let swept = app.shared.counters.sweep(app.shared.clock.now(), tidegate_store::clock::wall());
         if swept.abandoned > 0 {
             tracing::error!(slots = swept.abandoned, "slots were held by nobody");
         }
-        app::touch(&app.store, &app.shared).await;
+        noted = app::touch(&app.store, &app.shared, noted).await;
     }
 }

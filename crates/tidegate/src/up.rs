@@ -41,7 +41,10 @@ pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
         .thread_name("background")
         .enable_all()
         .build()?;
-    runtime.block_on(run(site, (args.documents.clone(), loaded), state))
+    let outcome = runtime.block_on(run(site, (args.documents.clone(), loaded), state));
+    // After a second signal a drain may still run on a blocking thread: it is not waited for.
+    runtime.shutdown_background();
+    outcome
 }
 
 async fn run(site: Site, documents: (PathBuf, Fingerprint), state: StateFolder) -> anyhow::Result<ExitCode> {
@@ -54,17 +57,21 @@ async fn run(site: Site, documents: (PathBuf, Fingerprint), state: StateFolder) 
     let mut hangup = signal(SignalKind::hangup())?;
     let app = app::build(site, documents, state).await?;
     let mut servers = serve_admin(&app, admin, socket)?;
-    tokio::select! {
-        watched = reload::watch_all(&app, &mut hangup) => watched?,
-        name = signals.stop() => tracing::info!(signal = name, "draining"),
-        Some(ended) = servers.join_next() => ended??,
-    }
+    let ran = tokio::select! {
+        watched = reload::watch_all(&app, &mut hangup) => watched,
+        name = signals.stop() => {
+            tracing::info!(signal = name, "draining");
+            Ok(())
+        }
+        Some(ended) = servers.join_next() => ended.map_err(Into::into).and_then(|served| Ok(served?)),
+    };
+    // Whatever ended it: what runs may finish, and what is settled is written.
     let socket = app.state.socket();
     let stopped = stop(app, &mut signals).await;
     servers.shutdown().await;
     // Whoever starts next makes a new one.
     let _ = std::fs::remove_file(socket);
-    stopped.map(|()| ExitCode::SUCCESS)
+    ran.and(stopped).map(|()| ExitCode::SUCCESS)
 }
 
 /// Drains and stops everything; a second signal does not wait for it.

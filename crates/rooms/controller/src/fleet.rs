@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tidegate_config::Site;
 use tidegate_config::site::SecretRef;
-use tidegate_core::DeploymentName;
+use tidegate_core::{DeploymentName, ReplicaId};
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Endpoint, PoolSettings, tls};
 use tidegate_engine::launch::lowest_free;
@@ -117,20 +117,22 @@ impl Fleet {
     /// Makes the fleet what the site wants: what is new is started, what is not wanted any more drains and stops, what
     /// is wanted as before stays as it is.
     pub fn apply(&self, site: &Site) -> Backends {
-        let wanted = members(site);
+        let mut wanted = members(site);
         let mut state = self.state.lock();
-        let (kept, gone): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut state.running).into_iter().partition(|running| wanted.contains(&running.member));
+        let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut state.running).into_iter().partition(|running| {
+            // Each wanted replica keeps one that runs, also when one address is listed twice.
+            let at = wanted.iter().position(|wanted| running.member.is(wanted));
+            at.map(|at| wanted.swap_remove(at)).is_some()
+        });
         for running in gone {
             tracing::info!(replica = %running.member.id, "no longer wanted, draining");
             running.stop.send_replace(true);
         }
         state.running = kept;
         state.refused.clear();
-        for member in wanted {
-            if state.running.iter().any(|running| running.member == member) {
-                continue;
-            }
+        wanted.sort_by(|a, b| a.id.cmp(&b.id));
+        for mut member in wanted {
+            member.id = free_id(&state.running, &member);
             if let Err(error) = self.start(&mut state, site, member.clone()) {
                 tracing::error!(replica = %member.id, %error, "cannot have this replica");
                 state.refused.push((member, error));
@@ -242,4 +244,14 @@ impl Fleet {
         });
         running.chain(refused).collect()
     }
+}
+
+/// The lowest number of the deployment that no running replica has: one that was kept may have the wanted one's.
+fn free_id(running: &[Running], member: &Member) -> ReplicaId {
+    let taken = |id: &ReplicaId| running.iter().any(|running| running.member.id == *id);
+    if !taken(&member.id) {
+        return member.id.clone();
+    }
+    let numbered = (0_usize..).map(|index| ReplicaId::from(format!("{}/{index}", member.deployment)));
+    numbered.into_iter().find(|id| !taken(id)).unwrap_or_else(|| member.id.clone())
 }

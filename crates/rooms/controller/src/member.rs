@@ -66,7 +66,7 @@ impl PartialEq for Launch {
 }
 
 /// One wanted replica.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) id: ReplicaId,
     pub(crate) deployment: DeploymentName,
@@ -74,6 +74,20 @@ pub(crate) struct Member {
     pub(crate) kind: DeploymentKind,
     pub(crate) served_name: Arc<str>,
     pub(crate) source: Source,
+}
+
+impl Member {
+    /// Whether a replica that runs as `self` is what `wanted` wants. An engine of somebody else is the same wherever
+    /// it stands in the list; one of ours by its number.
+    pub(crate) fn is(&self, wanted: &Self) -> bool {
+        let ours = matches!(self.source, Source::Launched(_));
+        (!ours || self.id == wanted.id)
+            && self.deployment == wanted.deployment
+            && self.dialect == wanted.dialect
+            && self.kind == wanted.kind
+            && self.served_name == wanted.served_name
+            && self.source == wanted.source
+    }
 }
 
 /// All replicas that a site wants, by deployment.

@@ -250,8 +250,8 @@ async fn watch_serving(replica: &Supervised, dialect: Dialect) {
                 replica.backend.set_sample(Some(sample));
                 missed = 0;
             }
-            // It answers; it just has no such page.
-            Err(scrape::ScrapeError::Status(_)) => missed = 0,
+            // It answers; it just has no such page, or not for us.
+            Err(scrape::ScrapeError::Status(401 | 403 | 404 | 405 | 501)) => missed = 0,
             Err(error) => {
                 missed += 1;
                 if missed >= SCRAPES_MISSED_MAX {
@@ -263,6 +263,11 @@ async fn watch_serving(replica: &Supervised, dialect: Dialect) {
             }
         }
         sleep(scrape::EVERY).await;
+        if replica.backend.replica().open_until().is_some() {
+            replica.set_state(ReplicaState::Failing);
+            replica.say(Some("requests found it broken".to_owned()));
+            return;
+        }
     }
 }
 

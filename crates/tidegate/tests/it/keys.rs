@@ -61,3 +61,31 @@ fn a_wrong_team_is_named() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("there is no team \"blue\""), "{output:?}");
 }
+
+#[test]
+fn a_key_made_while_no_process_runs_is_accepted_with_a_pepper_of_the_documents() {
+    let mut gate = Gate::start(Script::vllm("tiny"));
+    let pepper = gate.folder.path().join("pepper.txt");
+    std::fs::write(&pepper, "a pepper that is long enough to be one, by far").unwrap();
+    let text = std::fs::read_to_string(gate.documents()).unwrap();
+    let named = format!("spec:\n  identity: {{keys: {{pepper: {{fromFile: {}}}}}}}\n  timeZone", pepper.display());
+    std::fs::write(gate.documents(), text.replacen("spec:\n  timeZone", &named, 1)).unwrap();
+    assert!(gate.stop().success());
+    gate.start_again();
+    assert!(gate.stop().success());
+    let key = gate.key();
+    gate.start_again();
+    assert_eq!(gate.chat(&key).status, 200);
+}
+
+#[test]
+fn an_admin_key_in_the_environment_does_not_disturb_local_verbs() {
+    let gate = Gate::start(Script::vllm("tiny"));
+    let output = crate::gate::program()
+        .env("TIDEGATE_ADMIN_KEY", "tg_live_x")
+        .args(["key", "ls", "--state"])
+        .arg(gate.folder.path().join("state"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

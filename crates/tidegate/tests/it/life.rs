@@ -158,3 +158,21 @@ fn a_metrics_page_carries_the_models_labels() {
     gate.until("scraped", || gate.get_admin("/metrics").unwrap().body.contains(&format!("llm_queue_depth{labels}")));
     gate.metric(&format!("llm_kv_cache_usage_ratio{labels}"));
 }
+
+#[test]
+fn a_second_signal_does_not_wait_for_the_drain() {
+    let slow = Script::vllm("tiny").answering(200).paced(Duration::from_millis(10), Duration::from_secs(5));
+    let mut gate = Gate::start(slow);
+    let text = std::fs::read_to_string(gate.documents()).unwrap().replace("drain: 5s", "drain: 1h");
+    std::fs::write(gate.documents(), text).unwrap();
+    gate.kill();
+    gate.start_again();
+    let key = gate.key();
+    let mut stream = gate.open(&key, STREAM);
+    let mut first = [0; 64];
+    stream.read_exact(&mut first).unwrap();
+    gate.signal("TERM");
+    gate.until("draining", || gate.log().contains("draining"));
+    let status = gate.stop();
+    assert_eq!(status.code(), Some(1), "{}", gate.log());
+}

@@ -52,3 +52,39 @@ fn wrong_documents_are_refused_at_the_start_with_every_error_named() {
     assert!(text.contains("Mars/Base") && text.contains("colour"), "{text}");
     assert!(!folder.path().join("s").exists(), "nothing was touched");
 }
+
+#[test]
+fn a_replica_that_stays_in_the_documents_serves_on_whatever_its_place_in_the_list() {
+    let gate = Gate::start(Script::vllm("tiny"));
+    let key = gate.key();
+    let text = std::fs::read_to_string(gate.documents()).unwrap();
+    let url = format!("{{url: '{}'}}", gate.engine.url());
+    std::fs::write(gate.documents(), text.replace(&url, &format!("{{url: 'http://127.0.0.1:9'}}, {url}"))).unwrap();
+    gate.until("reloaded", || gate.verb_json(&["status"])["documents"]["generation"] == 2);
+    let probes = gate.engine.requests().len();
+    assert_eq!(gate.chat(&key).status, 200);
+    let status = gate.verb_json(&["status"]);
+    let serving = status["replicas"].as_array().unwrap().iter().filter(|replica| replica["state"] == "serving").count();
+    assert_eq!(serving, 1, "{status}");
+    assert!(gate.engine.requests().len() <= probes + 2, "it was not proven anew");
+}
+
+#[test]
+fn a_changed_profile_reloads_the_documents_that_name_it() {
+    let gate = Gate::start(Script::vllm("tiny"));
+    let profile = gate.folder.path().join("tiny.profile");
+    let content = |rpm: u32| {
+        format!(
+            "apiVersion: tidegate.dev/v1alpha1\nkind: ModelProductionProfile\nmetadata: {{name: tiny}}\nspec: {{rpm: {rpm}}}\n"
+        )
+    };
+    std::fs::write(&profile, content(5)).unwrap();
+    let text = std::fs::read_to_string(gate.documents()).unwrap();
+    let named = format!("  model: tiny\n  profile: {{fromFile: {}}}\n", profile.display());
+    std::fs::write(gate.documents(), text.replace("  model: tiny\n", &named)).unwrap();
+    gate.until("reloaded", || gate.verb_json(&["status"])["documents"]["generation"] == 2);
+    std::fs::write(&profile, content(7)).unwrap();
+    gate.signal("HUP");
+    gate.until("again", || gate.verb_json(&["status"])["documents"]["generation"] == 3);
+    assert_eq!(gate.verb_json(&["status"])["aliases"][0]["limits"]["rpm"], 7);
+}
