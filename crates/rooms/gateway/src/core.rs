@@ -162,9 +162,8 @@ impl Core {
 
     /// What is settled goes to the journal's file.
     pub(crate) fn flush(&self) {
-        if let Err(error) = self.journal.borrow_mut().flush() {
-            tracing::error!(%error, "cannot write the journal");
-        }
+        // The journal has logged a failure once and keeps what it could not write; here it would be logged every tick.
+        drop(self.journal.borrow_mut().flush());
     }
 
     /// The remembered standing of a key on an alias, made anew when the documents or the key have changed.

@@ -9,7 +9,7 @@ use tidegate_testkit::fake::Script;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
 
-use crate::house::{CHAT, House, SITE, granting, local, read_all};
+use crate::house::{CHAT, House, Logs, SITE, granting, local, read_all};
 
 const CHATS: &str = "/v1/chat/completions";
 
@@ -110,6 +110,22 @@ fn a_journal_that_fails_refuses_those_with_a_quota_first_and_recovers_by_itself(
         assert_eq!(house.entries().len(), 4);
         house.assert_idle().await;
     });
+}
+
+#[test]
+fn a_full_disk_is_logged_once_and_not_every_tick() {
+    let logs = Logs::start();
+    local(async {
+        let mut house = House::new(SITE, vec![good()]).await;
+        failpoint::set("journal.flush.before_write", Action::Full, 1);
+        assert_eq!(house.chat().await.status, 200);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        failpoint::clear("journal.flush.before_write");
+        house.assert_idle().await;
+    });
+    let text = logs.text();
+    let errors: Vec<_> = text.lines().filter(|line| line.contains("\"ERROR\"")).collect();
+    assert_eq!(errors.len(), 1, "{errors:?}");
 }
 
 #[test]
