@@ -24,8 +24,11 @@ impl Backend {
     /// A replica that is not proven yet, with connections for so many cores.
     #[must_use]
     pub fn new(replica: Replica, endpoint: &Endpoint, settings: PoolSettings, cores: usize) -> Self {
-        let pools = (0..=cores).map(|_| Pool::new(endpoint.clone(), settings)).collect();
-        Self { replica: Arc::new(replica), pools, context_tokens: AtomicU64::new(0), sample: Mutex::new(None) }
+        let replica = Arc::new(replica);
+        let own = (0..cores).map(|_| Pool::new(endpoint.clone(), settings));
+        let watch = Pool::watching(endpoint.clone(), settings, Arc::clone(&replica));
+        let pools = own.chain([watch]).collect();
+        Self { replica, pools, context_tokens: AtomicU64::new(0), sample: Mutex::new(None) }
     }
 
     /// Its state, bookings and breaker.
@@ -71,6 +74,21 @@ impl Backend {
     #[must_use]
     pub fn sample(&self) -> Option<Sample> {
         *self.sample.lock()
+    }
+
+    /// Whether a sample taken after `since` shows that the engine has let go of a request that was booked there: it
+    /// counts fewer than were booked when it was taken. Every request that it is short of can be claimed once, over all
+    /// cores, so that of two that are held only one goes when one still runs.
+    #[must_use]
+    pub fn claim_let_go(&self, since: Instant) -> bool {
+        let mut sample = self.sample.lock();
+        let Some(sample) = sample.as_mut().filter(|sample| sample.at > since) else { return false };
+        let (Some(booked), Some(running)) = (sample.booked, sample.signals.running) else { return false };
+        let is_short = running + sample.signals.waiting.unwrap_or(0.0) < f64::from(booked);
+        if is_short {
+            sample.booked = Some(booked - 1);
+        }
+        is_short
     }
 
     /// Signals fresh enough to be acted on.

@@ -43,6 +43,9 @@ pub struct Sample {
     pub signals: Signals,
     /// When.
     pub at: Instant,
+    /// Requests booked at the replica when the scrape began, or when it ended if there were fewer then; `None` when
+    /// nobody could say. Bookings of a later moment have nothing to do with the signals.
+    pub booked: Option<u32>,
 }
 
 impl Sample {
@@ -72,6 +75,7 @@ pub enum ScrapeError {
 /// # Errors
 /// [`ScrapeError`]; the caller keeps the last sample, which grows old.
 pub async fn scrape(pool: &Arc<Pool>, dialect: Dialect) -> Result<Sample, ScrapeError> {
+    let before = pool.booked();
     let page = async {
         let response = pool.send(Head::get("/metrics"), Bytes::new()).await?;
         if response.head.status != 200 {
@@ -80,7 +84,7 @@ pub async fn scrape(pool: &Arc<Pool>, dialect: Dialect) -> Result<Sample, Scrape
         Ok(response.body.collect(PAGE_MAX).await?)
     };
     let page = tokio::time::timeout(DEADLINE, page).await.map_err(|_| ScrapeError::Timeout)??;
-    Ok(Sample { signals: parse(dialect, &page), at: Instant::now() })
+    Ok(Sample { signals: parse(dialect, &page), at: Instant::now(), booked: before.min(pool.booked()) })
 }
 
 /// How the series of one family make one figure.
@@ -254,7 +258,7 @@ mod tests {
     #[test]
     fn an_old_sample_is_unknown() {
         let at = Instant::now();
-        let sample = Sample { signals: Signals { waiting: Some(1.0), ..Signals::default() }, at };
+        let sample = Sample { signals: Signals { waiting: Some(1.0), ..Signals::default() }, at, booked: None };
         assert_eq!(sample.fresh(at + STALE_AFTER - Duration::from_millis(1)), Some(sample.signals));
         assert_eq!(sample.fresh(at + STALE_AFTER), None);
     }

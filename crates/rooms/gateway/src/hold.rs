@@ -79,17 +79,7 @@ impl Held {
         let waited = now.since(self.since);
         match self.bound {
             AbortBound::After(bound) => waited >= bound,
-            AbortBound::UntilIdle => waited >= HOLD_MAX || self.engine_shows_it_free(),
+            AbortBound::UntilIdle => waited >= HOLD_MAX || self.backend.claim_let_go(self.scraped_after),
         }
-    }
-
-    /// A scrape taken after the caller left shows fewer requests in the engine than we have booked there.
-    fn engine_shows_it_free(&self) -> bool {
-        let Some(sample) = self.backend.sample().filter(|sample| sample.at > self.scraped_after) else {
-            return false;
-        };
-        let Some(running) = sample.signals.running else { return false };
-        let in_engine = running + sample.signals.waiting.unwrap_or(0.0);
-        in_engine < f64::from(self.backend.replica().booked())
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::Body;
 use parking_lot::Mutex;
+use tidegate_routing::Replica;
 use tokio::time::Instant;
 
 use super::body::ResponseBody;
@@ -42,6 +43,8 @@ pub struct Pool {
     settings: PoolSettings,
     /// Oldest first.
     idle: Mutex<Vec<Idle>>,
+    /// The replica that is watched over these connections.
+    watched: Option<Arc<Replica>>,
 }
 
 struct Idle {
@@ -68,7 +71,17 @@ impl Pool {
     /// A pool without connections.
     #[must_use]
     pub fn new(endpoint: Endpoint, settings: PoolSettings) -> Arc<Self> {
-        Arc::new(Self { endpoint, settings, idle: Mutex::new(Vec::new()) })
+        Arc::new(Self { endpoint, settings, idle: Mutex::new(Vec::new()), watched: None })
+    }
+
+    /// A pool over which a replica is watched: what a scrape reads can be compared with what is booked there.
+    pub(crate) fn watching(endpoint: Endpoint, settings: PoolSettings, replica: Arc<Replica>) -> Arc<Self> {
+        Arc::new(Self { endpoint, settings, idle: Mutex::new(Vec::new()), watched: Some(replica) })
+    }
+
+    /// Requests booked now at the replica that is watched over this pool.
+    pub(crate) fn booked(&self) -> Option<u32> {
+        self.watched.as_ref().map(|replica| replica.booked())
     }
 
     /// The engine.

@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_config::site::DeploymentKind;
+use tidegate_core::Monotonic;
 use tidegate_engine::Dialect;
-use tidegate_engine::client::{Endpoint, Pool, PoolSettings};
+use tidegate_engine::backend::Backend;
+use tidegate_engine::client::{Connect, Endpoint, Pool, PoolSettings};
 use tidegate_engine::probe::{NotReady, Probe, Ready};
 use tidegate_engine::scrape::{self, ScrapeError, Signals};
+use tidegate_routing::{Replica, ReplicaState};
 use tidegate_testkit::{FakeEngine, Fault, Refusal, Script};
 
 use crate::fixtures;
+use crate::memory::Memory;
 
 async fn start(script: Script) -> (FakeEngine, Arc<Pool>) {
     let engine = FakeEngine::start(script).await.unwrap();
@@ -99,4 +103,34 @@ async fn a_scrape_reads_signals_or_says_why_not() {
     engine.stop_listening().await;
     pool.clear();
     assert!(matches!(scrape::scrape(&pool, Dialect::Vllm).await, Err(ScrapeError::Client(_))));
+}
+
+#[tokio::test]
+async fn a_sample_knows_what_was_booked_when_the_scrape_began() {
+    let memory = Arc::new(Memory::default());
+    let connect: Arc<dyn Connect> = Arc::clone(&memory) as Arc<dyn Connect>;
+    let endpoint = Endpoint::custom(connect, "engine:8000", None).unwrap();
+    let replica = Replica::new("replica/0".into());
+    replica.set_state(ReplicaState::Serving);
+    let backend = Backend::new(replica, &endpoint, PoolSettings::default(), 1);
+    let first = backend.replica().book(Monotonic::default()).unwrap();
+    let mut engine = memory.prepare(4096);
+    let page = "HTTP/1.1 200 OK\r\ncontent-length: 28\r\n\r\nvllm:num_requests_running 1\n";
+    let (sample, second) = tokio::join!(scrape::scrape(backend.watch_pool(), Dialect::Vllm), async {
+        engine.request(0).await;
+        let second = backend.replica().book(Monotonic::default());
+        engine.say(page).await;
+        second
+    });
+    let sample = sample.unwrap();
+    assert_eq!((sample.booked, sample.signals.running), (Some(1), Some(1.0)));
+    let before = sample.at - Duration::from_secs(1);
+    backend.set_sample(Some(sample));
+    assert!(!backend.claim_let_go(before), "the one that was booked runs");
+    backend.set_sample(Some(scrape::Sample { booked: Some(3), ..sample }));
+    assert!(!backend.claim_let_go(sample.at), "not taken after");
+    assert_eq!([(); 3].map(|()| backend.claim_let_go(before)), [true, true, false], "each is claimed once");
+    backend.set_sample(Some(scrape::Sample { booked: None, ..sample }));
+    assert!(!backend.claim_let_go(before), "unknown is not idle");
+    drop((first, second));
 }

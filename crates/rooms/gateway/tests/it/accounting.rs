@@ -200,6 +200,58 @@ fn where_nobody_knows_when_an_engine_lets_go_a_scrape_shows_it() {
     });
 }
 
+/// An engine of one slow answer per request, of which nobody knows when it lets go.
+async fn endless(concurrency: u32) -> House {
+    let documents =
+        alias_with(&format!("limits: {{concurrency: {concurrency}}}")).replace("engine: vllm", "engine: llama.cpp");
+    House::new(&documents, vec![Script::llamacpp("tiny-served").paced(Duration::from_secs(300), Duration::ZERO)]).await
+}
+
+/// Asks, and leaves while the engine works on it; the engine of the tests notices at once.
+async fn leave_running(house: &mut House) {
+    let request = house.request(Method::POST, CHATS, CHAT);
+    let pending = house.begin(request).await;
+    house.engines[0].wait_for(|log| log.running == 1).await;
+    pending.abort();
+    house.engines[0].wait_for(|log| log.running == 0).await;
+}
+
+#[test]
+fn a_slot_is_not_freed_by_an_old_sample_when_others_are_booked_later() {
+    local(async {
+        let mut house = endless(2).await;
+        leave_running(&mut house).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        house.scraped(0, 1.0);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(house.gate.held(), 1);
+        // Booked after the sample, which can know nothing of it.
+        let request = house.request(Method::POST, CHATS, CHAT);
+        let next = house.begin(request).await;
+        house.engines[0].wait_for(|log| log.running == 1).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!((house.gate.held(), house.chat().await.status.as_u16()), (1, 429), "it still runs there");
+        next.abort();
+    });
+}
+
+#[test]
+fn of_two_slots_held_only_one_is_freed_when_one_still_runs() {
+    local(async {
+        let mut house = endless(2).await;
+        for _ in 0..2 {
+            leave_running(&mut house).await;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(house.gate.held(), 2);
+        house.scraped(0, 1.0);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!((house.gate.held(), house.backends[0].replica().booked()), (1, 1));
+        house.scraped(0, 0.0);
+        house.assert_idle().await;
+    });
+}
+
 #[test]
 fn a_slot_that_no_scrape_frees_is_free_after_the_longest_hold() {
     local(async {

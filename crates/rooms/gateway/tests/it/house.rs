@@ -330,7 +330,8 @@ impl House {
     /// What a scrape of an engine said just now.
     pub(crate) fn scraped(&self, index: usize, running: f64) {
         let signals = Signals { running: Some(running), waiting: Some(0.0), kv_usage: None };
-        self.backends[index].set_sample(Some(Sample { signals, at: tokio::time::Instant::now() }));
+        let booked = Some(self.backends[index].replica().booked());
+        self.backends[index].set_sample(Some(Sample { signals, at: tokio::time::Instant::now(), booked }));
     }
 
     /// Prompt tokens that are reserved for a request, whatever its output.
