@@ -7,3 +7,4 @@ mod gate;
 mod keys;
 mod life;
 mod reload;
+mod tls;
