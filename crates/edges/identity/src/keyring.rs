@@ -48,6 +48,7 @@ pub struct Keyring {
     pepper: Arc<Pepper>,
     index: Arc<Index>,
     state: StoreState,
+    generation: u64,
 }
 
 impl Keyring {
@@ -61,13 +62,25 @@ impl Keyring {
             }
             index.by_id.insert(record.id.clone(), record);
         }
-        Self { pepper, index: Arc::new(index), state: StoreState::Connected }
+        Self { pepper, index: Arc::new(index), state: StoreState::Connected, generation: 0 }
+    }
+
+    /// The same keys, as of this generation of the store's keys: it orders snapshots of one store.
+    #[must_use]
+    pub fn with_generation(self, generation: u64) -> Self {
+        Self { generation, ..self }
+    }
+
+    /// The generation of the store's keys that this is a snapshot of; 0 when none was named.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The same keys in another state of the store.
     #[must_use]
     pub fn with_state(&self, state: StoreState) -> Self {
-        Self { pepper: Arc::clone(&self.pepper), index: Arc::clone(&self.index), state }
+        Self { state, ..self.clone() }
     }
 
     /// The pepper, for the snapshot after this one.
@@ -118,7 +131,11 @@ impl Keys for Keyring {
 
 impl fmt::Debug for Keyring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keyring").field("keys", &self.len()).field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Keyring")
+            .field("keys", &self.len())
+            .field("generation", &self.generation)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -138,9 +155,11 @@ impl SharedKeyring {
         self.0.load()
     }
 
-    /// Puts another snapshot in force: felt by every request that starts after this returns.
+    /// Puts another snapshot in force: felt by every request that starts after this returns. One of an older generation
+    /// than the one in force is dropped: whoever was slow to read the store must not bring a revoked key back.
     pub fn replace(&self, keyring: Keyring) {
-        self.0.store(Arc::new(keyring));
+        let newer = Arc::new(keyring);
+        self.0.rcu(|known| Arc::clone(if newer.generation < known.generation { known } else { &newer }));
     }
 
     /// Notes whether the store can be reached. Keys do not change.

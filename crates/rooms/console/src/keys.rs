@@ -261,18 +261,19 @@ async fn refresh(console: &Console) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// All keys of the store as one snapshot. Uses noted in `before` and not yet stored are carried over.
+/// All keys of the store as one snapshot, which carries its generation: several may read at once, and the latest stays
+/// in force whoever comes last. Uses noted in `before` and not yet stored are carried over.
 ///
 /// # Errors
 /// When the store fails.
 pub async fn load_keyring(store: &Store, pepper: Arc<Pepper>, before: Option<&Keyring>) -> Result<Keyring, StoreError> {
-    let keys = store.keys().await?;
-    let records = keys.into_iter().map(|key| {
+    let snapshot = store.key_snapshot().await?;
+    let records = snapshot.keys.into_iter().map(|key| {
         let known = before.and_then(|before| before.by_id(key.record.id.as_str()));
         if let Some(used) = known.and_then(|known| known.last_used.get()) {
             key.record.last_used.note(used);
         }
         Arc::new(key.record)
     });
-    Ok(Keyring::new(pepper, records))
+    Ok(Keyring::new(pepper, records).with_generation(snapshot.generation))
 }

@@ -22,6 +22,41 @@ fn a_revocation_is_felt_by_the_next_request() {
 }
 
 #[test]
+fn a_revoked_key_stays_refused_when_an_older_snapshot_comes_late() {
+    let key = new_key();
+    let before = keyring([record(&pepper(), &key)]).with_generation(1);
+    let revoked = keyring([KeyRecord { revoked: Some(NOW), ..record(&pepper(), &key) }]).with_generation(2);
+    let shared = SharedKeyring::new(before.clone());
+    let good = || authenticate([("api-key", key.reveal().as_bytes())], None, &**shared.load(), NOW).is_ok();
+    assert!(good());
+    shared.replace(revoked);
+    shared.replace(before);
+    assert!(!good());
+    assert_eq!(shared.load().generation(), 2);
+    // The state of the store is no part of the order.
+    shared.note_store(StoreState::Away);
+    assert_eq!(shared.load().generation(), 2);
+    shared.replace(Keyring::new(pepper(), []).with_generation(2));
+    assert!(shared.load().is_empty(), "the same generation read again is put in force");
+}
+
+#[test]
+fn snapshots_that_arrive_at_once_leave_the_newest_in_force() {
+    let shared = SharedKeyring::new(Keyring::new(pepper(), []));
+    std::thread::scope(|threads| {
+        for first in 0..4_u64 {
+            let shared = &shared;
+            threads.spawn(move || {
+                for generation in (first..2_000).step_by(4) {
+                    shared.replace(Keyring::new(pepper(), []).with_generation(generation));
+                }
+            });
+        }
+    });
+    assert_eq!(shared.load().generation(), 1_999);
+}
+
+#[test]
 fn the_state_of_the_store_changes_no_key() {
     let key = new_key();
     let shared = SharedKeyring::new(keyring([record(&pepper(), &key)]));

@@ -138,6 +138,36 @@ pub async fn a_revoked_key_stays_revoked(bench: &impl Bench) -> Result<(), Store
     Ok(())
 }
 
+/// However snapshots and changes interleave, every change but none of the later ones is in a snapshot of its
+/// generation; so the order of generations is the order of snapshots.
+///
+/// # Errors
+/// When the store fails.
+pub async fn a_snapshot_of_the_keys_carries_the_generation_of_its_rows(bench: &impl Bench) -> Result<(), StoreError> {
+    const CHANGES: usize = 20;
+    let (ours, theirs) = (bench.open("snapshots").await?, bench.open("snapshots").await?);
+    let empty = ours.key_snapshot().await?;
+    assert_eq!((empty.generation, empty.keys.len()), (0, 0));
+    let change = async {
+        for number in 0..CHANGES {
+            theirs.create_key(&record(&format!("key{number:05}"), AT), by("admin", 0)).await?;
+        }
+        Ok::<_, StoreError>(())
+    };
+    let read = async {
+        let mut last = 0;
+        while last < CHANGES as u64 {
+            let snapshot = ours.key_snapshot().await?;
+            assert_eq!(snapshot.keys.len() as u64, snapshot.generation, "one change is one key here");
+            assert!(snapshot.generation >= last);
+            last = snapshot.generation;
+        }
+        Ok::<_, StoreError>(())
+    };
+    let (changed, read) = tokio::join!(change, read);
+    changed.and(read)
+}
+
 /// Batches from several cores come in any order.
 ///
 /// # Errors

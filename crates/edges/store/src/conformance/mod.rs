@@ -50,6 +50,7 @@ macro_rules! store_conformance {
             a_rotation_keeps_the_old_secret_for_the_time_of_grace
             a_change_from_an_old_version_is_refused
             a_revoked_key_stays_revoked
+            a_snapshot_of_the_keys_carries_the_generation_of_its_rows
             the_last_use_never_moves_backwards
             every_change_of_a_key_leaves_an_audit_row
             a_change_by_another_handle_is_felt

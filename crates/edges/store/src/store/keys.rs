@@ -12,7 +12,7 @@ use tidegate_identity::{KeyRecord, LastUsed, Mac, PreviousMac};
 
 use super::audit::{self, By};
 use super::ledger::to_json;
-use super::{Store, StoreError, Transaction, raise};
+use super::{Purpose, Store, StoreError, Transaction, raise};
 
 /// A key and the version of its row.
 #[derive(Clone, Debug)]
@@ -21,6 +21,15 @@ pub struct StoredKey {
     pub record: KeyRecord,
     /// Counts the changes from 1.
     pub version: u64,
+}
+
+/// All keys as of one generation.
+#[derive(Clone, Debug)]
+pub struct KeySnapshot {
+    /// The generation of the keys: of two snapshots of one store, the higher one is the later.
+    pub generation: u64,
+    /// Every key, as [`Store::keys`].
+    pub keys: Vec<StoredKey>,
 }
 
 /// A new secret for a key.
@@ -39,6 +48,7 @@ pub struct Rotation {
 }
 
 const SELECT: &str = "SELECT * FROM keys ORDER BY created_ms, id";
+const GENERATION: &str = "SELECT generation FROM generation WHERE topic = 'keys'";
 const SELECT_ONE: &str = "SELECT * FROM keys WHERE id = ?1";
 const INSERT: &str = "
     INSERT INTO keys (id, version, mac, previous_mac, previous_until, sha256, team, caller, aliases, limits, admin,
@@ -97,6 +107,19 @@ impl Store {
     /// When the store fails.
     pub async fn keys(&self) -> Result<Vec<StoredKey>, StoreError> {
         sqlx::query(SELECT).fetch_all(&self.reader).await?.iter().map(read_key).collect()
+    }
+
+    /// Every key, and the generation they belong to: read in one transaction, so that snapshots can be ordered.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn key_snapshot(&self) -> Result<KeySnapshot, StoreError> {
+        let mut transaction = Transaction::begin(&self.reader, Purpose::Read).await?;
+        let generation = sqlx::query(GENERATION).fetch_one(&mut *transaction).await?.try_get::<i64, _>(0)?;
+        let rows = sqlx::query(SELECT).fetch_all(&mut *transaction).await?;
+        transaction.commit().await?;
+        let keys = rows.iter().map(read_key).collect::<Result<_, _>>()?;
+        Ok(KeySnapshot { generation: generation.unsigned_abs(), keys })
     }
 
     /// One key.

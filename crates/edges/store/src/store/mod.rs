@@ -30,7 +30,7 @@ use crate::clock;
 pub use audit::{AuditRow, By};
 pub use changes::{ChangeWatcher, Changes, POLL_INTERVAL};
 pub use error::StoreError;
-pub use keys::{Rotation, StoredKey};
+pub use keys::{KeySnapshot, Rotation, StoredKey};
 pub use ledger::{Appended, EntryQuery, TOKENS_MAX};
 pub use shift::Shift;
 use transaction::{Purpose, Transaction};
