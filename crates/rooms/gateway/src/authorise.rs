@@ -278,17 +278,27 @@ pub(crate) fn standing(
 
 /// Checks that need the alias: hosts of media, and whether its deployments speak this endpoint at all.
 fn check_fields(grant: &Grant) -> Result<(), Fault> {
-    if let RequestBody::Json(json) = &grant.request {
-        let allowed = |host: &str| grant.alias.media_hosts.contains(host);
-        if let Some(host) = json.facts.media_hosts.iter().find(|host| !allowed(host)) {
-            let text = format!("media may only be given as data: URLs, not from {:?}", cut(host));
-            return Err(Fault::new(Case::InvalidValue).saying(text).param("messages"));
-        }
-    }
+    check_hosts(&grant.request, &grant.alias)?;
     if serves(&grant.alias, grant.endpoint) {
         Ok(())
     } else {
         Err(Fault::new(Case::InvalidValue).saying("this model does not serve this endpoint").param("model"))
+    }
+}
+
+/// Whether an alias may be sent these media: each alias that is to serve lists the hosts that its engines may fetch from.
+///
+/// # Errors
+/// 400 that names the host.
+pub(crate) fn check_hosts(request: &RequestBody, alias: &AliasView) -> Result<(), Fault> {
+    let RequestBody::Json(json) = request else { return Ok(()) };
+    let allowed = |host: &str| alias.media_hosts.contains(host);
+    match json.facts.media_hosts.iter().find(|host| !allowed(host)) {
+        None => Ok(()),
+        Some(host) => {
+            let text = format!("media may only be given as data: URLs, not from {:?}", cut(host));
+            Err(Fault::new(Case::InvalidValue).saying(text).param("messages"))
+        }
     }
 }
 

@@ -126,7 +126,8 @@ async fn fall_back(ticket: &mut Ticket, route: &mut Route, tail: &mut Tail) -> R
         let catalogue = Arc::clone(&ticket.grant.catalogue);
         let Some(alias) = catalogue.aliases.get(&name).filter(|alias| !alias.is_absent()) else { continue };
         let Ok(standing) = authorise::standing(&tail.core, &catalogue, &ticket.grant.key, alias) else { continue };
-        if !authorise::serves(alias, ticket.grant.endpoint) {
+        let may_fetch = authorise::check_hosts(&ticket.grant.request, alias).is_ok();
+        if !may_fetch || !authorise::serves(alias, ticket.grant.endpoint) {
             continue;
         }
         if let Err(fault) = admit::transfer(ticket, alias, &standing, tail).await {

@@ -635,3 +635,20 @@ fn a_lease_that_was_booked_elsewhere_moves_the_pick() {
         lease.release(Report::Good, Monotonic::from_ms(1));
     });
 }
+
+#[test]
+fn media_of_a_host_that_a_fallback_does_not_list_do_not_go_there() {
+    local(async {
+        let documents = CHAIN
+            .replace("fallback: [second, third]}", "fallback: [second, third], mediaHosts: [images.example]}")
+            .replace("{targets: [{deployment: d-2}]}", "{targets: [{deployment: d-2}], mediaHosts: [images.example]}");
+        let scripts = vec![failing(Fault::CloseBeforeHead), good(), good()];
+        let mut house = House::new(&documents, scripts).await;
+        let body = r#"{"model":"chat","max_tokens":16,"messages":[{"role":"user","content":[
+            {"type":"image_url","image_url":{"url":"https://images.example/a.png"}}]}]}"#;
+        assert_eq!(house.post(CHATS, body).await.status, 200);
+        assert_eq!(house.engines[1].requests().len(), 0);
+        assert_eq!(house.entry().served_alias.unwrap().as_str(), "third");
+        house.assert_idle().await;
+    });
+}

@@ -173,3 +173,18 @@ fn a_substitute_that_is_not_granted_is_unknown_and_not_listed() {
         assert_eq!(one["tidegate"]["available"], false, "{one}");
     });
 }
+
+#[test]
+fn media_of_a_host_that_a_substitute_does_not_list_are_refused() {
+    local(async {
+        let listed = ", mediaHosts: [images.example]}\n---\nkind: Alias\nmetadata: {name: lark}";
+        let documents = DAY_AND_NIGHT.replace("}\n---\nkind: Alias\nmetadata: {name: lark}", listed);
+        assert_ne!(documents, DAY_AND_NIGHT);
+        let body = r#"{"model":"owl","max_tokens":16,"messages":[{"role":"user","content":[
+            {"type":"image_url","image_url":{"url":"https://images.example/a.png"}}]}]}"#;
+        for (shift, status) in [("night", 200), ("day", 400)] {
+            let mut house = House::with(&documents, engine(), at(ELEVEN_AT_NIGHT, shift)).await;
+            assert_eq!(house.post(CHATS, body).await.status, status, "{shift}");
+        }
+    });
+}
