@@ -164,6 +164,14 @@ impl Tail {
         self.last_byte = None;
     }
 
+    /// The gate itself has counted: engines that were asked before and failed have no part in it.
+    pub(crate) fn counted_at_the_gate(&mut self) {
+        self.deployment = None;
+        self.replica = None;
+        self.engine_id = None;
+        self.usage = Some(Usage::default());
+    }
+
     /// Ends the running attempt before the first byte: the replica is told apart from the caller by `report`.
     pub(crate) fn end_attempt(&mut self, report: Report) {
         if let Some(running) = self.running.take() {

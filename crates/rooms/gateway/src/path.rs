@@ -20,7 +20,7 @@ use crate::count;
 use crate::models;
 use crate::pick::pick;
 use crate::relay::{Attempt, relay};
-use crate::route::{Route, route};
+use crate::route::{Route, Target, route};
 use crate::server::Peer;
 
 /// Answers one request, whatever happens.
@@ -50,13 +50,13 @@ async fn path(inbound: Inbound, caller: Authenticated, tail: &mut Tail) -> Resul
         Authorised::Models(listing) => return Ok(models::answer(&listing)),
     };
     let mut ticket = admit(*grant, tail).await?;
-    if let Some(response) = count::at_the_gate(&ticket, tail).await? {
-        return Ok(response);
-    }
     let mut tried = Route::new(&ticket);
     loop {
-        let target = route(&mut ticket, &mut tried, tail).await?;
-        let picked = match pick(target, &mut tried, tail) {
+        let deployment = match route(&mut ticket, &mut tried, tail).await? {
+            Target::Engine(deployment) => deployment,
+            Target::Gate => return count::at_the_gate(&ticket, tried.alias(), tail).await,
+        };
+        let picked = match pick(deployment, &mut tried, tail) {
             Ok(picked) => picked,
             Err(fault) => {
                 tried.failed(fault);

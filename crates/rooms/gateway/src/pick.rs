@@ -8,7 +8,7 @@ use tidegate_routing::pick::least_loaded;
 
 use crate::account::Tail;
 use crate::catalogue::DeploymentView;
-use crate::route::{Route, Target};
+use crate::route::Route;
 use tidegate_engine::backend::Backend;
 
 /// A booked replica.
@@ -23,9 +23,8 @@ pub(crate) struct Picked {
 ///
 /// # Errors
 /// 503 when none is left.
-pub(crate) fn pick(target: Target, route: &mut Route, tail: &Tail) -> Result<Picked, Fault> {
+pub(crate) fn pick(deployment: Arc<DeploymentView>, route: &mut Route, tail: &Tail) -> Result<Picked, Fault> {
     let now = tail.core.now();
-    let deployment = target.deployment;
     loop {
         let tried = route.tried(&deployment.name);
         let replicas = deployment.backends.iter().map(|backend| &**backend.replica());

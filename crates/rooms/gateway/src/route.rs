@@ -21,8 +21,11 @@ const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
 
 /// Where the request goes.
 #[derive(Debug)]
-pub(crate) struct Target {
-    pub(crate) deployment: Arc<DeploymentView>,
+pub(crate) enum Target {
+    /// To an engine.
+    Engine(Arc<DeploymentView>),
+    /// To none: what no engine of the alias can do is done at the gate.
+    Gate,
 }
 
 /// What was tried so far.
@@ -94,28 +97,33 @@ impl Route {
     }
 }
 
-/// Chooses the next deployment.
+/// Chooses the next deployment; the gate itself, where it can do what is asked, comes after the engines of an alias.
 ///
 /// # Errors
 /// What the last attempt said, when nothing is left to try.
 pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tail) -> Result<Target, Fault> {
-    if route.attempts_left == 0 {
-        return Err(route.verdict());
-    }
     loop {
-        if let Some(deployment) = choose_target(ticket, route, tail) {
-            return Ok(Target { deployment });
+        if route.attempts_left > 0
+            && let Some(deployment) = choose_target(ticket, route, tail)
+        {
+            return Ok(Target::Engine(deployment));
+        }
+        let endpoint = ticket.grant.endpoint;
+        if route.alias.targets.iter().any(|target| target.deployment.serves(endpoint) == Serves::AtTheGate) {
+            return Ok(Target::Gate);
+        }
+        if route.attempts_left == 0 {
+            return Err(route.verdict());
         }
         fall_back(ticket, route, tail).await?;
     }
 }
 
-/// A deployment of the alias that speaks the endpoint and still has a replica to try, by weight.
+/// A deployment of the alias whose engine speaks the endpoint and that still has a replica to try, by weight.
 fn choose_target(ticket: &Ticket, route: &Route, tail: &Tail) -> Option<Arc<DeploymentView>> {
     let weights = route.alias.targets.iter().map(|target| {
-        let is_out = route.exhausted.contains(&target.deployment.name)
-            || target.deployment.serves(ticket.grant.endpoint) == Serves::No;
-        if is_out { 0 } else { target.weight }
+        let is_asked = matches!(target.deployment.serves(ticket.grant.endpoint), Serves::Native(_) | Serves::AsChat(_));
+        if !is_asked || route.exhausted.contains(&target.deployment.name) { 0 } else { target.weight }
     });
     choose(weights, tail.core.random()).map(|index| Arc::clone(&route.alias.targets[index].deployment))
 }

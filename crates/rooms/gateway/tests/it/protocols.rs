@@ -12,6 +12,7 @@ use crate::house::{Answer, CHAT, CHAT_STREAM, House, SITE, Setup, local, transla
 
 const CHATS: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
+const COUNT: &str = "/v1/messages/count_tokens";
 const AUDIO: &str = "/v1/audio/transcriptions";
 
 fn good() -> Script {
@@ -180,7 +181,6 @@ fn what_chat_completions_cannot_say_is_400_and_takes_nothing() {
 #[test]
 fn tokens_are_counted_by_the_engine_or_at_the_gate_and_cost_nothing() {
     local(async {
-        const COUNT: &str = "/v1/messages/count_tokens";
         let body = r#"{"model":"chat","system":"one two","messages":[{"role":"user","content":"three four five"}]}"#;
         let mut house = House::new(SITE, vec![good()]).await;
         assert_eq!(house.post(COUNT, body).await.json(), json!({"input_tokens": 37}));
@@ -195,6 +195,77 @@ fn tokens_are_counted_by_the_engine_or_at_the_gate_and_cost_nothing() {
             let entry = house.entry();
             assert_eq!((house.runs(), entry.tokens(), entry.endpoint.as_ref(), entry.status), (0, 0, COUNT, 200));
             assert!(answer.header("x-request-id").is_some());
+            house.assert_idle().await;
+        }
+    });
+}
+
+/// One alias of a deployment that counts (engine 0) and one whose tokens the gate counts (engine 1).
+const MIXED: &str = "
+apiVersion: tidegate.dev/v1alpha1
+kind: Site
+metadata: {name: test}
+spec: {engines: {plain: {dialect: vllm, messages: translate}}}
+---
+kind: Model
+metadata: {name: tiny}
+spec: {engine: vllm}
+---
+kind: Model
+metadata: {name: plain}
+spec: {engine: plain}
+---
+kind: Deployment
+metadata: {name: counts-0}
+spec: {model: tiny, endpoints: [{url: 'http://engine-0:1'}], servedName: tiny-served}
+---
+kind: Deployment
+metadata: {name: plain-1}
+spec: {model: plain, endpoints: [{url: 'http://engine-1:1'}], servedName: tiny-served}
+---
+kind: Alias
+metadata: {name: chat}
+spec: {targets: [{deployment: counts-0, weight: 1}, {deployment: plain-1, weight: 99}]}
+---
+kind: Alias
+metadata: {name: first}
+spec: {targets: [{deployment: counts-0}], fallback: [second]}
+---
+kind: Alias
+metadata: {name: second}
+spec: {targets: [{deployment: plain-1}]}
+---
+kind: Team
+metadata: {name: red}
+spec: {models: [{alias: chat}, {alias: first}, {alias: second}]}
+";
+
+#[test]
+fn an_alias_of_engines_that_count_and_engines_that_do_not_never_answers_400() {
+    local(async {
+        let body = r#"{"model":"chat","messages":[{"role":"user","content":"three four five"}]}"#;
+        let mut house = House::new(MIXED, vec![good(), good()]).await;
+        for _ in 0..20 {
+            assert_eq!(house.post(COUNT, body).await.json(), json!({"input_tokens": 37}));
+        }
+        assert_eq!((house.engines[0].runs().len(), house.engines[1].requests().len()), (20, 0));
+        house.assert_idle().await;
+    });
+}
+
+#[test]
+fn the_gate_counts_when_the_engines_that_count_have_failed() {
+    local(async {
+        let body = r#"{"model":"chat","messages":[{"role":"user","content":"three four five"}]}"#;
+        for (alias, served) in [("chat", None), ("first", Some("second"))] {
+            let mut house = House::new(MIXED, vec![good().failing(Fault::CloseBeforeHead), good()]).await;
+            let answer = house.post(COUNT, &body.replace("chat", alias)).await;
+            assert_eq!(answer.status, 200, "{answer:?}");
+            assert!(answer.json()["input_tokens"].as_u64().unwrap() > 37, "the byte bound");
+            let entry = house.entry();
+            assert_eq!((entry.tokens(), entry.deployment.clone(), entry.attempts), (0, None, 1));
+            assert_eq!(entry.served_alias.as_ref().map(|alias| alias.as_str()), served);
+            assert_eq!(house.engines[1].requests().len(), 0);
             house.assert_idle().await;
         }
     });
