@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate_core::{Case, Fault, Reservation};
 use tidegate_policy::estimate::{self, Caps, Cost, Output, Prompt};
-use tidegate_policy::limiter::Demand;
+use tidegate_policy::limiter::{Counters as _, Demand};
 use tidegate_wire::{Endpoint, request};
 
 use crate::account::{Tail, Taken};
@@ -35,7 +35,7 @@ pub(crate) async fn admit(grant: Grant, tail: &mut Tail) -> Result<Ticket, Fault
         return Err(Fault::new(Case::Overloaded).retry_after(PRESSED_RETRY).internal("the journal is nearly full"));
     }
     let cost = cost(&grant, &grant.alias, &grant.standing, tail).await?;
-    take(&grant.standing, cost, tail)?;
+    take(&grant.standing, cost, tail).await?;
     let reservation = Reservation {
         id: tail.id,
         at: tail.at,
@@ -51,14 +51,15 @@ pub(crate) async fn admit(grant: Grant, tail: &mut Tail) -> Result<Ticket, Fault
     Ok(Ticket { grant, cost })
 }
 
-fn take(standing: &Standing, cost: Cost, tail: &mut Tail) -> Result<(), Fault> {
-    let counters = &tail.core.shared.counters;
+async fn take(standing: &Standing, cost: Cost, tail: &mut Tail) -> Result<(), Fault> {
+    let core = Rc::clone(&tail.core);
+    let counters = &core.shared.counters;
     let demand = Demand { subjects: &standing.subjects, tokens: cost.tokens(), now: tail.core.now(), wall: tail.at };
-    let admitted = match counters.admit_now(tail.id, demand) {
+    let admitted = match counters.admit(tail.id, demand).await {
         Ok(admitted) => admitted,
         Err(error) => {
             // A refused caller is told what is left, too.
-            tail.rates = Some(counters.view_now(&standing.subjects, tail.core.now()));
+            tail.rates = Some(counters.view(&standing.subjects, tail.core.now()).await);
             return Err(refusal(&error, tail));
         }
     };
@@ -80,7 +81,7 @@ pub(crate) async fn transfer(
     let cost = cost(&ticket.grant, alias, standing, tail).await?;
     let Some(taken) = &tail.taken else { return Ok(()) };
     let demand = Demand { subjects: &standing.subjects, tokens: cost.tokens(), now: tail.core.now(), wall: tail.at };
-    let moved = tail.core.shared.counters.transfer_now(&taken.admitted, demand);
+    let moved = tail.core.shared.counters.transfer(&taken.admitted, demand).await;
     let admitted = moved.map_err(|error| refusal(&error, tail))?;
     tail.rates = Some(*admitted.view());
     tail.taken = Some(Taken { admitted, cost });
@@ -120,7 +121,7 @@ async fn cost(grant: &Grant, alias: &AliasView, standing: &Standing, tail: &Tail
     };
     let media = facts.images.saturating_mul(alias.image_tokens());
     let bound = facts.prompt_bytes.saturating_add(media);
-    let allowance = tail.core.shared.counters.token_allowance_now(&standing.subjects, tail.core.now(), tail.at);
+    let allowance = tail.core.shared.counters.token_allowance(&standing.subjects, tail.core.now(), tail.at).await;
     let prompt = if estimate::needs_count(bound, output, &caps, allowance) {
         counted(grant, alias, json, media).await?.map_or(Prompt::Bound(bound), Prompt::Counted)
     } else {
