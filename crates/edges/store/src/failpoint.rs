@@ -5,7 +5,7 @@
 //! the point acts at its Nth passing and from then on (an abort needs no more). Actions: `abort` (SIGABRT, nothing is
 //! flushed), `error:full` (ENOSPC), `error:readonly` (EROFS), `error:io` (EIO).
 
-/// Every point, in the order in which a request meets them.
+/// Every point of the store, in the order in which a request meets them.
 pub const POINTS: &[&str] = &[
     "journal.create.before",
     "journal.create.after",
@@ -28,6 +28,17 @@ pub const POINTS: &[&str] = &[
     "ledger.after_carry",
     "ledger.before_delete",
     "ledger.after_delete",
+];
+
+/// Every point of a relayed request, in their order. A stream meets all of them, an answer at once those without events.
+pub const RELAY_POINTS: &[&str] = &[
+    "relay.before_send",
+    "relay.after_send",
+    "relay.after_head",
+    "relay.after_first_event",
+    "relay.after_event",
+    "relay.before_settle",
+    "relay.after_settle",
 ];
 
 /// Passes a point.

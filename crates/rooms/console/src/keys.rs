@@ -71,6 +71,8 @@ pub struct KeyView {
     pub limits: Limits,
     /// Whether it is for the admin port.
     pub admin: bool,
+    /// `live` or `test`, as its secret says.
+    pub kind: String,
     /// `valid`, `expired` or `revoked`.
     pub state: String,
     /// Last four characters of the secret.
@@ -95,7 +97,11 @@ pub struct CreatedKey {
     pub key: KeyView,
 }
 
-fn view(record: &KeyRecord) -> KeyView {
+fn view(StoredKey { record, kind, .. }: &StoredKey) -> KeyView {
+    let kind = match kind {
+        KeyKind::Live => "live",
+        KeyKind::Test => "test",
+    };
     let state = match record.in_force(now()) {
         Ok(()) => "valid",
         Err(tidegate_identity::record::NotValid::Revoked) => "revoked",
@@ -108,6 +114,7 @@ fn view(record: &KeyRecord) -> KeyView {
         aliases: record.aliases.clone(),
         limits: record.limits,
         admin: record.admin,
+        kind: kind.to_owned(),
         state: state.to_owned(),
         last4: record.last4.to_string(),
         created: record.created,
@@ -126,9 +133,9 @@ pub(crate) async fn create(
     let kind = if wanted.test { KeyKind::Test } else { KeyKind::Live };
     let key = ApiKey::generate(kind).map_err(|error| no_random(&error))?;
     let record = record(&console, wanted, &key)?;
-    console.store.create_key(&record, By { who: &who, at: now() }).await?;
+    let made = console.store.create_key(&record, kind, By { who: &who, at: now() }).await?;
     refresh(&console).await?;
-    Ok(Json(CreatedKey { secret: key.reveal().to_owned(), key: view(&record) }))
+    Ok(Json(CreatedKey { secret: key.reveal().to_owned(), key: view(&made) }))
 }
 
 fn record(console: &Console, wanted: CreateKey, key: &ApiKey) -> Result<KeyRecord, Problem> {
@@ -199,7 +206,7 @@ pub(crate) async fn list(
     let fresh = |key: &StoredKey| {
         // The process notes uses in memory first.
         let used = keyring.by_id(key.record.id.as_str()).and_then(|known| known.last_used.get());
-        let mut view = view(&key.record);
+        let mut view = view(key);
         view.last_used = view.last_used.max(used);
         view
     };
@@ -219,24 +226,17 @@ pub(crate) async fn rotate(
     }
     let id = KeyId::from(id);
     let stored = console.store.key(&id).await?.ok_or_else(|| no_key(&id))?;
-    // The old secret's kind is not stored; what is shown says what the key is for.
-    let kind = KeyKind::Live;
-    let key = ApiKey::rotate(kind, &id).map_err(|error| no_random(&error))?;
+    let key = ApiKey::rotate(stored.kind, &id).map_err(|error| no_random(&error))?;
     let at = now();
-    let lifetime = match (stored.record.expires, stored.record.created) {
-        (Some(expires), created) => expires.since(created),
-        (None, _) => LIFETIME_DEFAULT,
-    };
     let rotation = Rotation {
         version: stored.version,
         mac: console.keyring.load().pepper().mac(&key),
         last4: key.last4().into(),
         previous_until: after(at, grace),
-        expires: Some(after(at, lifetime.min(LIFETIME_MAX))),
     };
     let rotated = console.store.rotate_key(&id, &rotation, By { who: &who, at }).await?;
     refresh(&console).await?;
-    Ok(Json(CreatedKey { secret: key.reveal().to_owned(), key: view(&rotated.record) }))
+    Ok(Json(CreatedKey { secret: key.reveal().to_owned(), key: view(&rotated) }))
 }
 
 pub(crate) async fn revoke(
@@ -246,7 +246,7 @@ pub(crate) async fn revoke(
 ) -> Result<Json<KeyView>, Problem> {
     let revoked = console.store.revoke_key(&KeyId::from(id), By { who: &who, at: now() }).await?;
     refresh(&console).await?;
-    Ok(Json(view(&revoked.record)))
+    Ok(Json(view(&revoked)))
 }
 
 fn no_key(id: &KeyId) -> Problem {

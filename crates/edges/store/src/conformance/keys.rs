@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate_core::{KeyId, Sha256Digest, Unix};
-use tidegate_identity::{KeyRecord, LastUsed, Mac, PreviousMac};
+use tidegate_identity::{KeyKind, KeyRecord, LastUsed, Mac, PreviousMac};
 
 use super::Bench;
 use super::make::record;
@@ -21,7 +21,6 @@ fn rotation(version: u64) -> Rotation {
         mac: Mac::from_bytes([9; 32]),
         last4: "9999".into(),
         previous_until: Unix::from_ms(AT.ms + 86_400_000),
-        expires: None,
     }
 }
 
@@ -49,7 +48,7 @@ pub async fn a_key_is_read_back_as_it_was_written(bench: &impl Bench) -> Result<
         KeyRecord { admin: true, aliases: Some([].into()), ..record("admin000", Unix::from_ms(AT.ms + 2)) },
     ];
     for record in &records {
-        let stored = store.create_key(record, by("admin", 0)).await?;
+        let stored = store.create_key(record, KeyKind::Live, by("admin", 0)).await?;
         assert_eq!(stored.version, 1);
         assert_same(&stored.record, record);
     }
@@ -68,9 +67,9 @@ pub async fn a_key_id_is_given_once(bench: &impl Bench) -> Result<(), StoreError
     let store = bench.open("once").await?;
     let sha256 = Some(Sha256Digest([4; 32]));
     let first = KeyRecord { sha256, ..record("aaaaaaaa", AT) };
-    store.create_key(&first, by("admin", 0)).await?;
+    store.create_key(&first, KeyKind::Live, by("admin", 0)).await?;
     for again in [record("aaaaaaaa", AT), KeyRecord { sha256, ..record("bbbbbbbb", AT) }] {
-        let refused = store.create_key(&again, by("admin", 1)).await;
+        let refused = store.create_key(&again, KeyKind::Live, by("admin", 1)).await;
         assert!(matches!(refused, Err(StoreError::Exists(_))), "{refused:?}");
     }
     assert_eq!((store.keys().await?.len(), store.audit(0, 10).await?.len()), (1, 1));
@@ -84,17 +83,39 @@ pub async fn a_key_id_is_given_once(bench: &impl Bench) -> Result<(), StoreError
 pub async fn a_rotation_keeps_the_old_secret_for_the_time_of_grace(bench: &impl Bench) -> Result<(), StoreError> {
     let store = bench.open("rotation").await?;
     let first = record("aaaaaaaa", AT);
-    store.create_key(&first, by("admin", 0)).await?;
+    store.create_key(&first, KeyKind::Live, by("admin", 0)).await?;
     let rotated = store.rotate_key(&first.id, &rotation(1), by("admin", 1)).await?;
     let expected = KeyRecord {
         mac: Some(Mac::from_bytes([9; 32])),
         previous: Some(PreviousMac { mac: Mac::from_bytes([7; 32]), until: Unix::from_ms(AT.ms + 86_400_000) }),
         last4: "9999".into(),
-        expires: None,
+        expires: Some(Unix::from_ms(by("", 1).at.ms + 1_000)),
         ..first
     };
     assert_same(&rotated.record, &expected);
     assert_eq!(rotated.version, 2);
+    Ok(())
+}
+
+/// What a key was granted does not move, however often and however late it is rotated.
+///
+/// # Errors
+/// When the store fails.
+pub async fn a_rotation_grants_neither_more_time_nor_another_kind(bench: &impl Bench) -> Result<(), StoreError> {
+    let store = bench.open("lifetime").await?;
+    let endless = KeyRecord { expires: None, ..record("endless0", AT) };
+    store.create_key(&endless, KeyKind::Live, by("admin", 0)).await?;
+    let key = record("aaaaaaaa", AT);
+    let made = store.create_key(&key, KeyKind::Test, by("admin", 0)).await?;
+    assert_eq!((made.kind, made.lifetime), (KeyKind::Test, Some(Duration::from_secs(1))));
+    for version in 1..=5_u32 {
+        let at = by("admin", 900 * i64::from(version));
+        let rotated = store.rotate_key(&key.id, &rotation(u64::from(version)), at).await?;
+        assert_eq!(rotated.record.expires, Some(Unix::from_ms(at.at.ms + 1_000)));
+        assert_eq!((rotated.kind, rotated.lifetime), (made.kind, made.lifetime));
+        let rotated = store.rotate_key(&endless.id, &rotation(u64::from(version)), at).await?;
+        assert_eq!((rotated.record.expires, rotated.kind, rotated.lifetime), (None, KeyKind::Live, None));
+    }
     Ok(())
 }
 
@@ -107,13 +128,13 @@ pub async fn a_change_from_an_old_version_is_refused(bench: &impl Bench) -> Resu
     let id = KeyId::from("aaaaaaaa");
     let missing = store.rotate_key(&id, &rotation(1), by("admin", 0)).await;
     assert!(matches!(missing, Err(StoreError::NotFound(_))), "{missing:?}");
-    store.create_key(&record("aaaaaaaa", AT), by("admin", 0)).await?;
+    store.create_key(&record("aaaaaaaa", AT), KeyKind::Live, by("admin", 0)).await?;
     let first = rotation(1);
     let (one, two) = tokio::join!(store.rotate_key(&id, &first, by("a", 1)), other.rotate_key(&id, &first, by("b", 1)));
     let conflicts = [&one, &two].into_iter().filter(|done| matches!(done, Err(StoreError::Conflict(_)))).count();
     assert_eq!((conflicts, one.is_ok() || two.is_ok()), (1, true), "{one:?} {two:?}");
     let imported = KeyRecord { mac: None, sha256: Some(Sha256Digest([1; 32])), ..record("imported", AT) };
-    store.create_key(&imported, by("admin", 2)).await?;
+    store.create_key(&imported, KeyKind::Live, by("admin", 2)).await?;
     let refused = store.rotate_key(&imported.id, &rotation(1), by("admin", 3)).await;
     assert!(matches!(refused, Err(StoreError::Refused(_))), "{refused:?}");
     Ok(())
@@ -127,7 +148,7 @@ pub async fn a_revoked_key_stays_revoked(bench: &impl Bench) -> Result<(), Store
     let store = bench.open("revoked").await?;
     let id = KeyId::from("aaaaaaaa");
     assert!(matches!(store.revoke_key(&id, by("admin", 0)).await, Err(StoreError::NotFound(_))));
-    store.create_key(&record("aaaaaaaa", AT), by("admin", 0)).await?;
+    store.create_key(&record("aaaaaaaa", AT), KeyKind::Live, by("admin", 0)).await?;
     store.rotate_key(&id, &rotation(1), by("admin", 1)).await?;
     let revoked = store.revoke_key(&id, by("admin", 2)).await?;
     assert_eq!((revoked.record.revoked, revoked.record.previous.is_none()), (Some(by("", 2).at), true));
@@ -150,7 +171,7 @@ pub async fn a_snapshot_of_the_keys_carries_the_generation_of_its_rows(bench: &i
     assert_eq!((empty.generation, empty.keys.len()), (0, 0));
     let change = async {
         for number in 0..CHANGES {
-            theirs.create_key(&record(&format!("key{number:05}"), AT), by("admin", 0)).await?;
+            theirs.create_key(&record(&format!("key{number:05}"), AT), KeyKind::Live, by("admin", 0)).await?;
         }
         Ok::<_, StoreError>(())
     };
@@ -175,8 +196,8 @@ pub async fn a_snapshot_of_the_keys_carries_the_generation_of_its_rows(bench: &i
 pub async fn the_last_use_never_moves_backwards(bench: &impl Bench) -> Result<(), StoreError> {
     let store = bench.open("uses").await?;
     let (one, two) = (record("aaaaaaaa", AT), record("bbbbbbbb", AT));
-    store.create_key(&one, by("admin", 0)).await?;
-    store.create_key(&two, by("admin", 0)).await?;
+    store.create_key(&one, KeyKind::Live, by("admin", 0)).await?;
+    store.create_key(&two, KeyKind::Live, by("admin", 0)).await?;
     let before = store.generations().await?;
     let at = |ms| Unix::from_ms(AT.ms + ms);
     let used = [(one.id.clone(), at(50)), (one.id.clone(), at(20)), (two.id.clone(), at(7)), ("gone".into(), at(1))];
@@ -196,7 +217,7 @@ pub async fn the_last_use_never_moves_backwards(bench: &impl Bench) -> Result<()
 pub async fn every_change_of_a_key_leaves_an_audit_row(bench: &impl Bench) -> Result<(), StoreError> {
     let store = bench.open("audit").await?;
     let id = KeyId::from("aaaaaaaa");
-    store.create_key(&record("aaaaaaaa", AT), by("ann", 0)).await?;
+    store.create_key(&record("aaaaaaaa", AT), KeyKind::Live, by("ann", 0)).await?;
     store.rotate_key(&id, &rotation(1), by("bob", 1)).await?;
     store.revoke_key(&id, by("cy", 2)).await?;
     store.set_shift(&"night".into(), None, by("dan", 3)).await?;
@@ -232,7 +253,7 @@ pub async fn a_change_by_another_handle_is_felt(bench: &impl Bench) -> Result<()
     let (ours, theirs) = (bench.open("changes").await?, bench.open("changes").await?);
     let watcher = ChangeWatcher::start(&ours, Duration::from_millis(5)).await?;
     assert!(watcher.changes().borrow().reachable);
-    theirs.create_key(&record("aaaaaaaa", AT), by("admin", 0)).await?;
+    theirs.create_key(&record("aaaaaaaa", AT), KeyKind::Live, by("admin", 0)).await?;
     until_keys(&ours, &watcher, 1).await?;
     theirs.append(&[super::entry(3, AT)]).await?;
     theirs.revoke_key(&"aaaaaaaa".into(), by("admin", 1)).await?;

@@ -48,6 +48,7 @@ macro_rules! store_conformance {
             a_key_is_read_back_as_it_was_written
             a_key_id_is_given_once
             a_rotation_keeps_the_old_secret_for_the_time_of_grace
+            a_rotation_grants_neither_more_time_nor_another_kind
             a_change_from_an_old_version_is_refused
             a_revoked_key_stays_revoked
             a_snapshot_of_the_keys_carries_the_generation_of_its_rows

@@ -7,8 +7,9 @@ use serde::Serialize;
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use tidegate_core::{AliasName, KeyId, Limits, Sha256Digest, Unix};
-use tidegate_identity::{KeyRecord, LastUsed, Mac, PreviousMac};
+use tidegate_identity::{KeyKind, KeyRecord, LastUsed, Mac, PreviousMac};
 
 use super::audit::{self, By};
 use super::ledger::to_json;
@@ -21,6 +22,11 @@ pub struct StoredKey {
     pub record: KeyRecord,
     /// Counts the changes from 1.
     pub version: u64,
+    /// Live or test, as it was made; a rotation makes the same again. An imported key counts as live.
+    pub kind: KeyKind,
+    /// How long a secret of it lives, from its making or rotation; `None` means without end. Granted once, when the
+    /// key is made.
+    pub lifetime: Option<Duration>,
 }
 
 /// All keys as of one generation.
@@ -43,8 +49,6 @@ pub struct Rotation {
     pub last4: Box<str>,
     /// First instant at which the old secret is no longer accepted.
     pub previous_until: Unix,
-    /// When the key expires from now on; `None` means never.
-    pub expires: Option<Unix>,
 }
 
 const SELECT: &str = "SELECT * FROM keys ORDER BY created_ms, id";
@@ -52,11 +56,12 @@ const GENERATION: &str = "SELECT generation FROM generation WHERE topic = 'keys'
 const SELECT_ONE: &str = "SELECT * FROM keys WHERE id = ?1";
 const INSERT: &str = "
     INSERT INTO keys (id, version, mac, previous_mac, previous_until, sha256, team, caller, aliases, limits, admin,
-                      created_ms, expires_ms, revoked_ms, last4, last_used_ms)
-    VALUES (?1, 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)
+                      created_ms, expires_ms, revoked_ms, last4, last_used_ms, kind, lifetime_ms)
+    VALUES (?1, 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
     ON CONFLICT DO NOTHING";
 const ROTATE: &str = "
-    UPDATE keys SET version = version + 1, previous_mac = mac, previous_until = ?3, mac = ?4, last4 = ?5, expires_ms = ?6
+    UPDATE keys SET version = version + 1, previous_mac = mac, previous_until = ?3, mac = ?4, last4 = ?5,
+        expires_ms = ?6 + lifetime_ms
     WHERE id = ?1 AND version = ?2";
 const REVOKE: &str = "
     UPDATE keys SET version = version + 1, revoked_ms = ?2, previous_mac = NULL, previous_until = NULL
@@ -66,11 +71,11 @@ const TOUCH: &str = "
     FROM json_each(?1) AS e WHERE keys.id = e.value ->> 0";
 
 impl Store {
-    /// Adds a key.
+    /// Adds a key of a kind. The time from its making to its end is the lifetime that rotations give it again.
     ///
     /// # Errors
     /// [`StoreError::Exists`] when its id or its SHA-256 is taken; otherwise when the store fails.
-    pub async fn create_key(&self, record: &KeyRecord, by: By<'_>) -> Result<StoredKey, StoreError> {
+    pub async fn create_key(&self, record: &KeyRecord, kind: KeyKind, by: By<'_>) -> Result<StoredKey, StoreError> {
         let mut transaction = self.begin().await?;
         let KeyRecord { id, mac, previous, sha256, team, caller, aliases, limits, admin, .. } = record;
         let KeyRecord { created, expires, revoked, last4, last_used, .. } = record;
@@ -90,6 +95,8 @@ impl Store {
             .bind(revoked.map(|at| at.ms))
             .bind(&**last4)
             .bind(last_used.get().map(|at| at.ms))
+            .bind(kind_text(kind))
+            .bind(expires.map(|at| at.ms.saturating_sub(created.ms).max(0)))
             .execute(&mut *transaction)
             .await?;
         if made.rows_affected() == 0 {
@@ -97,6 +104,7 @@ impl Store {
         }
         let detail = serde_json::json!({
             "team": team, "caller": caller, "aliases": aliases, "limits": limits, "admin": admin, "expires": expires,
+            "kind": kind_text(kind),
         });
         self.changed(transaction, by, "key.create", id, &detail).await
     }
@@ -131,8 +139,8 @@ impl Store {
         find(&mut connection, id).await
     }
 
-    /// Gives a key a new secret; the one before is accepted until the rotation's end of grace. Key id, team, caller,
-    /// scope, limits and usage stay.
+    /// Gives a key a new secret; the one before is accepted until the rotation's end of grace. The key expires its
+    /// granted lifetime after `by.at`. Key id, kind, lifetime, team, caller, scope, limits and usage stay.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::Conflict`] when it was changed since, [`StoreError::Refused`] when it is
@@ -155,10 +163,11 @@ impl Store {
             .bind(rotation.previous_until.ms)
             .bind(rotation.mac.as_bytes().to_vec())
             .bind(&*rotation.last4)
-            .bind(rotation.expires.map(|at| at.ms))
+            .bind(by.at.ms)
             .execute(&mut *transaction)
             .await?;
-        let detail = serde_json::json!({"previousUntil": rotation.previous_until, "expires": rotation.expires});
+        let expires = now.lifetime.map(|lifetime| Unix::from_ms(by.at.ms.saturating_add(lifetime.as_millis() as i64)));
+        let detail = serde_json::json!({"previousUntil": rotation.previous_until, "expires": expires});
         self.changed(transaction, by, "key.rotate", id, &detail).await
     }
 
@@ -214,6 +223,21 @@ fn not_found(id: &KeyId) -> StoreError {
     StoreError::NotFound(format!("key {id}"))
 }
 
+const fn kind_text(kind: KeyKind) -> &'static str {
+    match kind {
+        KeyKind::Live => "live",
+        KeyKind::Test => "test",
+    }
+}
+
+fn read_kind(text: &str) -> Result<KeyKind, StoreError> {
+    match text {
+        "live" => Ok(KeyKind::Live),
+        "test" => Ok(KeyKind::Test),
+        other => Err(StoreError::Corrupt(format!("keys.kind is {other:?}"))),
+    }
+}
+
 fn to_version(version: u64) -> i64 {
     i64::try_from(version).unwrap_or(i64::MAX)
 }
@@ -234,6 +258,8 @@ fn read_key(row: &SqliteRow) -> Result<StoredKey, StoreError> {
     let limits: Limits = parse(text("limits")?)?;
     Ok(StoredKey {
         version: row.try_get::<i64, _>("version")?.unsigned_abs(),
+        kind: read_kind(text("kind")?)?,
+        lifetime: row.try_get::<Option<i64>, _>("lifetime_ms")?.map(|ms| Duration::from_millis(ms.unsigned_abs())),
         record: KeyRecord {
             id: text("id")?.into(),
             mac: digest(row, "mac")?.map(Mac::from_bytes),

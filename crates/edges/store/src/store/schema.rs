@@ -16,7 +16,10 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: &[Step] = &[Step { name: "ledger, keys, audit, shift", sql: include_str!("schema/0001.sql") }];
+const STEPS: &[Step] = &[
+    Step { name: "ledger, keys, audit, shift", sql: include_str!("schema/0001.sql") },
+    Step { name: "kind and lifetime of a key", sql: include_str!("schema/0002.sql") },
+];
 
 /// Brings the database to this version.
 pub(super) async fn migrate(connection: &mut SqliteConnection, now: Unix) -> Result<(), StoreError> {

@@ -54,12 +54,80 @@ async fn a_newer_schema_is_refused_and_not_touched() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().join("tidegate.db");
     Store::open_sqlite(&path).await.unwrap().close().await;
-    sql(&path, "INSERT INTO tidegate_schema VALUES (2, 'later', 0, 0)").await;
+    sql(&path, "INSERT INTO tidegate_schema VALUES (3, 'later', 0, 0)").await;
     let error = Store::open_sqlite(&path).await.unwrap_err();
     assert!(matches!(error, StoreError::Schema(_)), "{error}");
-    assert!(error.to_string().contains("version 2, this program knows 1"), "{error}");
-    sql(&path, "DELETE FROM tidegate_schema WHERE version = 2").await;
+    assert!(error.to_string().contains("version 3, this program knows 2"), "{error}");
+    sql(&path, "DELETE FROM tidegate_schema WHERE version = 3").await;
     Store::open_sqlite(&path).await.unwrap();
+}
+
+/// A file as version 1 of the schema left it: a key as made, one that was rotated, one without an audit row, one
+/// without an end.
+async fn file_of_version_1(path: &Path) {
+    let schema = include_str!("../../src/store/schema/0001.sql");
+    sql(path, schema).await;
+    sql(
+        path,
+        "CREATE TABLE tidegate_schema (version INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum INTEGER NOT NULL, \
+                                       applied_ms INTEGER NOT NULL) STRICT;
+         INSERT INTO keys (id, version, mac, team, caller, limits, admin, created_ms, expires_ms, last4) VALUES
+             ('made0000', 1, zeroblob(32), 't', 'c', '{}', 0, 1000, 61000, 'wxyz'),
+             ('rotated0', 3, zeroblob(32), 't', 'c', '{}', 0, 1000, 99000, 'wxyz'),
+             ('noaudit0', 9, zeroblob(32), 't', 'c', '{}', 0, 1000, 9999999999999, 'wxyz'),
+             ('endless0', 1, zeroblob(32), 't', 'c', '{}', 0, 1000, NULL, 'wxyz');
+         INSERT INTO audit (at_ms, who, action, subject, detail) VALUES
+             (1000, 'ann', 'key.create', 'made0000', '{\"expires\": 61000}'),
+             (1000, 'ann', 'key.create', 'rotated0', '{\"expires\": 61000}'),
+             (2000, 'ann', 'key.rotate', 'rotated0', '{\"expires\": 99000}'),
+             (1000, 'ann', 'key.create', 'endless0', '{\"expires\": null}');",
+    )
+    .await;
+    let mut connection = connect(path).await;
+    sqlx::query("INSERT INTO tidegate_schema VALUES (1, 'ledger, keys, audit, shift', ?1, 0)")
+        .bind(i64::from(crc32fast::hash(schema.as_bytes())))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    connection.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_of_version_1_gets_back_the_lifetimes_that_were_granted() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("tidegate.db");
+    file_of_version_1(&path).await;
+    let store = Store::open_sqlite(&path).await.unwrap();
+    for (id, lifetime_ms) in [
+        ("made0000", Some(60_000)),
+        ("rotated0", Some(60_000)),
+        ("noaudit0", Some(90 * 86_400_000)),
+        ("endless0", None),
+    ] {
+        let key = store.key(&id.into()).await.unwrap().unwrap();
+        assert_eq!(key.lifetime, lifetime_ms.map(std::time::Duration::from_millis), "{id}");
+        assert_eq!(key.kind, tidegate_identity::KeyKind::Live, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_step_that_fails_leaves_a_file_of_version_1_as_it_was() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("tidegate.db");
+    file_of_version_1(&path).await;
+    // The second column of the step is there already: the first must not stay.
+    sql(&path, "ALTER TABLE keys ADD COLUMN lifetime_ms INTEGER").await;
+    Store::open_sqlite(&path).await.unwrap_err();
+    let mut connection = connect(&path).await;
+    let left: i64 = sqlx::query(
+        "SELECT (SELECT MAX(version) FROM tidegate_schema) * 10
+                + (SELECT COUNT(*) FROM pragma_table_info('keys') WHERE name = 'kind')",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap()
+    .get(0);
+    assert_eq!(left, 10);
 }
 
 #[tokio::test]

@@ -1,0 +1,5 @@
+//! Tests of the admin API from outside.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod desk;
+mod keys;
