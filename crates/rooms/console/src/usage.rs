@@ -20,7 +20,8 @@ pub struct UsageQueryText {
     pub by: String,
     /// hour, day, month or total.
     pub per: Bucket,
-    /// Instant or civil date, inclusive; default the first of this month.
+    /// Instant or civil date, inclusive; default the first of the month that ends with or contains `until`: of its last
+    /// instant, so that `until` 2026-12-01 alone means November.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Instant or civil date, exclusive; default now.
@@ -83,7 +84,7 @@ fn read(text: UsageQueryText, site_zone: TimeZone) -> Result<UsageQuery, Problem
         }),
     };
     let until = instant("until", &text.until, now())?;
-    let from = instant("from", &text.from, first_of_month(until, &zone))?;
+    let from = instant("from", &text.from, first_of_month_before(until, &zone))?;
     if from > until {
         return Err(problem::invalid("from", "from is after until"));
     }
@@ -132,7 +133,9 @@ fn parse_instant(text: &str, zone: &TimeZone) -> Option<Unix> {
     Some(Unix::from_ms(zone.to_zoned(civil).ok()?.timestamp().as_millisecond()))
 }
 
-fn first_of_month(until: Unix, zone: &TimeZone) -> Unix {
-    let date = until.to_timestamp().to_zoned(zone.clone()).date().first_of_month();
+/// The first of the month of the instant just before `until`, which is the last one asked for.
+fn first_of_month_before(until: Unix, zone: &TimeZone) -> Unix {
+    let last = Unix::from_ms(until.ms.saturating_sub(1));
+    let date = last.to_timestamp().to_zoned(zone.clone()).date().first_of_month();
     zone.to_zoned(date.at(0, 0, 0, 0)).map_or(until, |start| Unix::from_ms(start.timestamp().as_millisecond()))
 }

@@ -3,3 +3,4 @@
 
 mod desk;
 mod keys;
+mod usage;
