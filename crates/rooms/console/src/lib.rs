@@ -15,6 +15,7 @@ mod auth;
 mod keys;
 mod panel;
 mod problem;
+mod serve;
 mod status;
 mod usage;
 
@@ -29,6 +30,7 @@ use tidegate_store::Store;
 pub use auth::Trust;
 pub use keys::{CreateKey, CreatedKey, GRACE_MAX, KeyView, LIFETIME_MAX, RotateKey, load_keyring};
 pub use panel::{Panel, Readiness};
+pub use serve::{CONNECTIONS_MAX, HEAD_MAX, HEAD_TIMEOUT, Peer, serve, serve_one};
 pub use status::SetShift;
 pub use usage::{UsageAnswer, UsageQueryText};
 
@@ -47,7 +49,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// The router; `trust` says who is at the other end.
+    /// The router; `trust` says who is at the other end. Failed authentications are counted per router and peer.
     pub fn router(self, trust: Trust) -> Router {
         let guarded = Router::new()
             .route("/admin/v1/status", get(status::status))
@@ -58,7 +60,8 @@ impl Console {
             .route("/admin/v1/usage", get(usage::usage))
             .fallback(problem::unknown_path)
             .method_not_allowed_fallback(problem::wrong_method)
-            .route_layer(axum::middleware::from_fn_with_state((self.clone(), trust), auth::guard));
+            // Around the fallback too: who has no key learns of no path whether it exists.
+            .layer(axum::middleware::from_fn_with_state(auth::Guard::new(self.clone(), trust), auth::guard));
         Router::new()
             .route("/livez", get(status::livez))
             .route("/readyz", get(status::readyz))
@@ -67,28 +70,4 @@ impl Console {
             .layer(DefaultBodyLimit::max(BODY_MAX))
             .with_state(self)
     }
-}
-
-/// Serves a router on a listener until the task is dropped.
-///
-/// # Errors
-/// The listener failed for good.
-pub async fn serve<L>(listener: L, router: Router) -> std::io::Result<()>
-where
-    L: axum::serve::Listener,
-    L::Addr: std::fmt::Debug,
-{
-    axum::serve(listener, router).await
-}
-
-/// Serves one connection.
-pub async fn serve_one<S>(stream: S, router: Router)
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
-    let service = hyper_util::service::TowerToHyperService::new(router);
-    let connection =
-        hyper::server::conn::http1::Builder::new().serve_connection(hyper_util::rt::TokioIo::new(stream), service);
-    // The other end is in this process: an error is its own.
-    let _ = connection.await;
 }

@@ -2,5 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod desk;
+mod doors;
 mod keys;
 mod usage;
