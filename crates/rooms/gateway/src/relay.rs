@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use tidegate_core::{Case, Fault, Monotonic, Origin, RequestId};
 use tidegate_engine::attempt::{self, AttemptEnd};
-use tidegate_engine::client::{ClientError, Head, Method, Response as Upstream, ResponseBody, ResponseHead};
+use tidegate_engine::client::{CallOptions, ClientError, Head, Method, Response as Upstream, ResponseBody, ResponseHead};
 use tidegate_routing::breaker::Report;
 use tidegate_wire::sse::Usage;
 use tidegate_wire::{Endpoint, answer, messages};
@@ -75,6 +75,7 @@ struct Exchange {
     deadline: Deadline,
     whole: Monotonic,
     gap: Duration,
+    connect: Duration,
 }
 
 /// Sends the request to the picked replica.
@@ -115,7 +116,8 @@ fn begin(picked: Picked, route: &Route, shape: Shape, tail: &mut Tail) -> Exchan
     let first = tail.called.unwrap_or(now);
     let whole = first.after(if tail.streamed { timeouts.whole_streamed } else { timeouts.whole });
     let until = if tail.streamed { now.after(timeouts.first_byte).min(whole) } else { whole };
-    Exchange { deployment, backend, shape, deadline: tail.core.deadlines.at(until), whole, gap: timeouts.gap }
+    let deadline = tail.core.deadlines.at(until);
+    Exchange { deployment, backend, shape, deadline, whole, gap: timeouts.gap, connect: timeouts.connect }
 }
 
 impl Exchange {
@@ -153,12 +155,13 @@ impl Exchange {
             request_id: Some(&attempt),
             headers: &[],
         };
+        let options = CallOptions { connect: self.connect, sent: || {} };
         let (sent, upload) = match outgoing.payload {
-            Payload::Json(body) => (self.deadline.bound(pool.send(head, body)).await, None),
+            Payload::Json(body) => (self.deadline.bound(pool.send_with(head, body, options)).await, None),
             Payload::Upload { body, length } => {
                 let verdict = body.verdict();
                 tail.upload = Some(verdict.clone());
-                (self.deadline.bound(pool.send_stream(head, length, body)).await, Some(verdict))
+                (self.deadline.bound(pool.send_stream_with(head, length, body, options)).await, Some(verdict))
             }
         };
         match (sent, upload) {

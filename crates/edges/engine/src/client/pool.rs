@@ -28,6 +28,15 @@ pub struct PoolSettings {
     pub idle: Duration,
 }
 
+/// What one call may set for itself.
+#[derive(Clone, Copy, Debug)]
+pub struct CallOptions {
+    /// Deadline for a connected socket, TLS handshake included.
+    pub connect: Duration,
+    /// Called when the request has been written in full; again, if it had to be sent again.
+    pub sent: fn(),
+}
+
 impl Default for PoolSettings {
     fn default() -> Self {
         Self { connect: Duration::from_secs(2), idle_max: 256, idle: Duration::from_secs(4) }
@@ -117,18 +126,31 @@ impl Pool {
     /// # Errors
     /// [`ClientError`], by the moment it happened.
     pub async fn send(self: &Arc<Self>, head: Head<'_>, body: Bytes) -> Result<Response, ClientError> {
+        self.send_with(head, body, self.defaults()).await
+    }
+
+    /// [`Pool::send`] with options of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn send_with(
+        self: &Arc<Self>,
+        head: Head<'_>,
+        body: Bytes,
+        options: CallOptions,
+    ) -> Result<Response, ClientError> {
         let length = match (head.method, body.len()) {
             (Method::Get | Method::Head, 0) => BodyLength::None,
             (_, bytes) => BodyLength::Known(bytes as u64),
         };
         if let Some(connection) = self.take_idle() {
-            match self.exchange(connection, head, length, body.clone(), NoSource).await {
+            match self.exchange(connection, head, length, (body.clone(), NoSource), options).await {
                 Err(error) if error.before_response() && !error.is_own() => {}
                 other => return other,
             }
         }
-        let connection = self.dial().await?;
-        self.exchange(connection, head, length, body, NoSource).await
+        let connection = self.dial(options.connect).await?;
+        self.exchange(connection, head, length, (body, NoSource), options).await
     }
 
     /// Sends a request whose body is still arriving; `length` is its length if that is known. Always on a new
@@ -148,13 +170,34 @@ impl Pool {
         S: Body<Data = Bytes> + Unpin,
         S::Error: fmt::Display,
     {
-        let connection = self.dial().await?;
-        let kind = length.map_or(BodyLength::Chunked, BodyLength::Known);
-        self.exchange(connection, head, kind, Bytes::new(), BodySource::new(body, length)).await
+        self.send_stream_with(head, length, body, self.defaults()).await
     }
 
-    async fn dial(&self) -> Result<Connection, ClientError> {
-        let within = self.settings.connect;
+    /// [`Pool::send_stream`] with options of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn send_stream_with<S>(
+        self: &Arc<Self>,
+        head: Head<'_>,
+        length: Option<u64>,
+        body: S,
+        options: CallOptions,
+    ) -> Result<Response, ClientError>
+    where
+        S: Body<Data = Bytes> + Unpin,
+        S::Error: fmt::Display,
+    {
+        let connection = self.dial(options.connect).await?;
+        let kind = length.map_or(BodyLength::Chunked, BodyLength::Known);
+        self.exchange(connection, head, kind, (Bytes::new(), BodySource::new(body, length)), options).await
+    }
+
+    fn defaults(&self) -> CallOptions {
+        CallOptions { connect: self.settings.connect, sent: || {} }
+    }
+
+    async fn dial(&self, within: Duration) -> Result<Connection, ClientError> {
         let opened = tokio::time::timeout(within, self.endpoint.dial.open()).await;
         let stream = opened.map_err(|_| ClientError::ConnectTimeout(within))?.map_err(ClientError::Connect)?;
         Ok(Connection { stream, head: Vec::new() })
@@ -195,15 +238,23 @@ impl Pool {
         mut connection: Connection,
         head: Head<'_>,
         length: BodyLength,
-        body: Bytes,
-        source: S,
+        (body, source): (Bytes, S),
+        options: CallOptions,
     ) -> Result<Response, ClientError> {
         let mut lead = std::mem::take(&mut connection.head);
         write_request(&mut lead, &head, &self.endpoint.fixed, length)?;
         let mut sending = Sending::new(lead, body, source);
         let mut reading = Reading::new(head.method);
-        let found =
-            std::future::poll_fn(|cx| exchange::poll(&mut connection.stream, &mut sending, &mut reading, cx)).await?;
+        let mut has_told = false;
+        let found = std::future::poll_fn(|cx| {
+            let polled = exchange::poll(&mut connection.stream, &mut sending, &mut reading, cx);
+            if !has_told && sending.is_done() {
+                has_told = true;
+                (options.sent)();
+            }
+            polled
+        })
+        .await?;
         let keep_alive = if sending.is_done() { found.head.keep_alive } else { KeepAlive::Close };
         connection.head = sending.into_lead();
         let body = ResponseBody::new(connection, Arc::clone(self), &found, keep_alive);

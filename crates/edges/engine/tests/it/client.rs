@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::Frame;
 use proptest::prelude::*;
-use tidegate_engine::client::{ClientError, Endpoint, Head, Method, Pool, PoolSettings, replay};
+use tidegate_engine::client::{CallOptions, ClientError, Endpoint, Head, Method, Pool, PoolSettings, replay};
 use tokio::io::AsyncReadExt as _;
 
 use crate::memory::{Memory, pool};
@@ -429,4 +429,20 @@ async fn the_body_is_an_http_body() {
     let body = response.unwrap().body;
     assert_eq!(http_body::Body::size_hint(&body).exact(), Some(2));
     assert_eq!(http_body_util::BodyExt::collect(body).await.unwrap().to_bytes(), "{}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_may_have_a_connect_deadline_of_its_own() {
+    let pool = Pool::new(Endpoint::custom(Arc::new(Never), "engine", None).unwrap(), PoolSettings::default());
+    let options = CallOptions { connect: Duration::from_millis(70), sent: || panic!("nothing was sent") };
+    let head = || Head::post_json("/x");
+    let began = tokio::time::Instant::now();
+    let error = pool.send_with(head(), Bytes::from_static(b"{}"), options).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectTimeout(within) if within == options.connect), "{error}");
+    assert_eq!(began.elapsed().as_millis() / 10, 7);
+    let body = http_body_util::Full::new(Bytes::from_static(b"{}"));
+    let error = pool.send_stream_with(head(), Some(2), body, options).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectTimeout(within) if within == options.connect), "{error}");
+    let error = pool.send(head(), Bytes::new()).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectTimeout(within) if within == PoolSettings::default().connect));
 }

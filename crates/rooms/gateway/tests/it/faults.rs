@@ -1,16 +1,18 @@
 //! Engines that fail in every known way: what is tried again and where, what the caller reads, what the breaker hears,
 //! and what is charged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
 use tidegate_core::{FaultKind, Monotonic, Outcome, UsageSource};
+use tidegate_engine::client::{Connect, Connecting};
 use tidegate_routing::breaker::Report;
 use tidegate_testkit::fake::{Fault, Refusal, Script};
 use tidegate_wire::sse::EVENT_MAX;
 use tokio::time::Instant;
 
-use crate::house::{Answer, CHAT, CHAT_STREAM, House, SITE, alias_with, finish, local, translating};
+use crate::house::{Answer, CHAT, CHAT_STREAM, House, SITE, Setup, alias_with, finish, local, translating};
 
 const CHATS: &str = "/v1/chat/completions";
 
@@ -650,5 +652,34 @@ fn media_of_a_host_that_a_fallback_does_not_list_do_not_go_there() {
         assert_eq!(house.engines[1].requests().len(), 0);
         assert_eq!(house.entry().served_alias.unwrap().as_str(), "third");
         house.assert_idle().await;
+    });
+}
+
+/// An engine that accepts nobody and refuses nobody.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Connect for Nowhere {
+    fn connect(&self) -> Connecting {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[test]
+fn the_connect_deadline_of_the_alias_is_the_one_that_counts() {
+    local(async {
+        for (documents, millis) in [
+            (alias_with("timeouts: {connect: 300ms, attempts: 1}"), 300),
+            (alias_with("timeouts: {connect: 7s, attempts: 1}"), 7_000),
+        ] {
+            let setup = Setup { raw: Some(Arc::new(Nowhere)), ..Setup::default() };
+            let mut house = House::with(&documents, Vec::new(), setup).await;
+            let began = Instant::now();
+            let answer = house.chat().await;
+            assert_eq!(answer.code(), "upstream_unreachable", "{answer:?}");
+            let took = began.elapsed().as_millis();
+            assert!((millis..millis + 100).contains(&took), "{took} ms");
+            house.assert_idle().await;
+        }
     });
 }
