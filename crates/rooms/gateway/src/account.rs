@@ -16,6 +16,7 @@ use tidegate_policy::estimate::Cost;
 use tidegate_policy::limiter::{Admitted, RateView};
 use tidegate_routing::Lease;
 use tidegate_routing::breaker::Report;
+use tidegate_store::failpoint;
 use tidegate_wire::sse::Usage;
 
 use crate::catalogue::DeploymentView;
@@ -194,6 +195,7 @@ fn settle(tail: &mut Tail, end: &End<'_>) {
     if std::mem::replace(&mut tail.is_settled, true) {
         return;
     }
+    failpoint::passed("relay.before_settle");
     let now = tail.core.now();
     let charge = charge(tail, end);
     let entry = entry(tail, end, &charge, now);
@@ -201,6 +203,7 @@ fn settle(tail: &mut Tail, end: &End<'_>) {
     count(tail, end, &entry, now);
     log(tail, end, &entry);
     tail.core.finish(&entry);
+    failpoint::passed("relay.after_settle");
 }
 
 /// What a request is charged, and where the figure comes from.

@@ -11,8 +11,11 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use tidegate_core::{Case, Fault, Monotonic, Origin, RequestId};
 use tidegate_engine::attempt::{self, AttemptEnd};
-use tidegate_engine::client::{CallOptions, ClientError, Head, Method, Response as Upstream, ResponseBody, ResponseHead};
+use tidegate_engine::client::{
+    CallOptions, ClientError, Head, Method, Response as Upstream, ResponseBody, ResponseHead,
+};
 use tidegate_routing::breaker::Report;
+use tidegate_store::failpoint;
 use tidegate_wire::sse::Usage;
 use tidegate_wire::{Endpoint, answer, messages};
 
@@ -123,6 +126,7 @@ fn begin(picked: Picked, route: &Route, shape: Shape, tail: &mut Tail) -> Exchan
 impl Exchange {
     async fn run(self, outgoing: Outgoing, tail: &mut Tail) -> Result<Response<Body>, Failed> {
         let response = self.send(outgoing, tail).await?;
+        failpoint::passed("relay.after_head");
         let status = response.head.status;
         if !(200..300).contains(&status) {
             return Err(self.refused(response).await.into());
@@ -155,7 +159,9 @@ impl Exchange {
             request_id: Some(&attempt),
             headers: &[],
         };
-        let options = CallOptions { connect: self.connect, sent: || {} };
+        let options = CallOptions { connect: self.connect, sent: || failpoint::passed("relay.after_send") };
+        // As an engine that refuses the connection.
+        failpoint::hit("relay.before_send").map_err(|error| broken(&ClientError::Connect(error)))?;
         let (sent, upload) = match outgoing.payload {
             Payload::Json(body) => (self.deadline.bound(pool.send_with(head, body, options)).await, None),
             Payload::Upload { body, length } => {
@@ -237,6 +243,7 @@ impl Exchange {
             let waited = matches!(&end, AttemptEnd::Final(fault) if fault.case == Case::UpstreamTimeout);
             return Err(if waited { Failed::waiting(end) } else { end.into() });
         }
+        failpoint::passed("relay.after_first_event");
         tail.streamed = true;
         let mut answer = Response::new(Body::Streamed(Box::new(streamed)));
         let headers = answer.headers_mut();

@@ -14,6 +14,7 @@ use tidegate_core::{Fault, Monotonic};
 use tidegate_engine::attempt::{self, AttemptEnd};
 use tidegate_engine::client::ResponseBody;
 use tidegate_engine::dialect::Dialect;
+use tidegate_store::failpoint;
 use tidegate_wire::endpoint::Api;
 use tidegate_wire::error;
 use tidegate_wire::messages::ChatToMessages;
@@ -183,7 +184,10 @@ impl Streamed {
             }
             let step = std::task::ready!(self.poll_step(context, None));
             let frame = match step {
-                Step::Events(events) => events,
+                Step::Events(events) => {
+                    failpoint::passed("relay.after_event");
+                    events
+                }
                 Step::Complete(events) => {
                     self.complete();
                     events

@@ -10,6 +10,7 @@ mod basics;
 mod bounds;
 mod faults;
 mod h2;
+mod kill;
 mod protocols;
 mod refusals;
 mod shifts;
