@@ -60,7 +60,7 @@ pub struct JournalOptions {
     /// Most bytes that may wait for the store, over all cores. At 90 % [`Journals::is_pressed`], at 100 %
     /// reservations are refused.
     pub spool_bytes: u64,
-    /// Least time between two `fdatasync` at [`Durability::Process`].
+    /// How long what is written waits for its `fdatasync` at [`Durability::Process`]: one for all of it.
     pub sync_interval: Duration,
     /// How long a file is kept after its last write, for the limits' windows: [`WINDOW`] and a second for the clocks.
     pub retention: Duration,

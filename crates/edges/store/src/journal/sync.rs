@@ -91,11 +91,13 @@ fn run_thread(shared: &Shared) {
             }
             thread::park();
         }
-        let begun = Instant::now();
-        sync_all(shared);
         if shared.options.durability == Durability::Process {
-            rest(shared, begun);
+            // Before the sync, not after it: the writes right behind the first one would have to wait for the disk.
+            rest(shared, Instant::now());
+            // What was written meanwhile belongs to this sync.
+            shared.bell.rung.store(false, Ordering::SeqCst);
         }
+        sync_all(shared);
     }
 }
 
