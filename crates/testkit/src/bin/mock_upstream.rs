@@ -33,7 +33,7 @@ struct Args {
     /// Where to listen
     #[arg(long, default_value = "127.0.0.1:18090")]
     listen: SocketAddr,
-    /// Serving threads, each with a listener of its own
+    /// Serving threads; all accept from one socket
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Milliseconds between the events of a stream; 0 writes it at once
@@ -70,28 +70,34 @@ const METRICS: &str = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests
 fn main() -> io::Result<()> {
     let args = Args::parse();
     let mock: &'static Mock = Box::leak(Box::new(Mock::new(&args)));
-    let threads: Vec<_> = (0..args.threads.max(1))
-        .map(|_| {
-            std::thread::spawn(move || -> io::Result<()> {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                runtime.block_on(serve(mock, args.listen))
-            })
-        })
-        .collect();
+    let listener = bind(args.listen)?;
+    let serve_apart = |_| -> io::Result<_> {
+        let listener = listener.try_clone()?;
+        Ok(std::thread::spawn(move || -> io::Result<()> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(serve(mock, listener))
+        }))
+    };
+    let threads = (0..args.threads.max(1)).map(serve_apart).collect::<io::Result<Vec<_>>>()?;
     for thread in threads {
         thread.join().map_err(|_| io::Error::other("a serving thread panicked"))??;
     }
     Ok(())
 }
 
-async fn serve(mock: &'static Mock, listen: SocketAddr) -> io::Result<()> {
+/// The one socket that all threads accept from: were each to bind its own, sharing the port, a second process would share
+/// it too, and a bench would measure both.
+fn bind(listen: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(listen), socket2::Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
-    socket.set_reuse_port(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&listen.into())?;
     socket.listen(4_096)?;
-    let listener = TcpListener::from_std(socket.into())?;
+    Ok(socket.into())
+}
+
+async fn serve(mock: &'static Mock, listener: std::net::TcpListener) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {

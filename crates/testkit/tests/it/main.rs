@@ -261,3 +261,22 @@ fn error_answers_are_those_of_the_recordings() {
     }
     assert_eq!(count, 12);
 }
+
+#[tokio::test]
+async fn a_second_mock_on_a_taken_port_fails_instead_of_sharing_it() {
+    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let holder = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    // As permissive as a socket can be: only the mock's own refusal to share is in the way.
+    holder.set_reuse_address(true).unwrap();
+    holder.set_reuse_port(true).unwrap();
+    holder.bind(&any.into()).unwrap();
+    holder.listen(1).unwrap();
+    let taken = holder.local_addr().unwrap().as_socket().unwrap();
+    let mut mock = tokio::process::Command::new(env!("CARGO_BIN_EXE_mock-upstream"));
+    let mock = mock.args(["--listen", &taken.to_string(), "--threads", "2"]).kill_on_drop(true).output();
+    // One that shares serves for ever.
+    let output = tokio::time::timeout(Duration::from_secs(60), mock).await.expect("the port is shared").unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("AddrInUse"), "{said}");
+}
