@@ -36,6 +36,20 @@ impl fmt::Debug for Sha256Digest {
     }
 }
 
+/// As text, as it is printed.
+impl serde::Serialize for Sha256Digest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Sha256Digest {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'_, str>::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| serde::de::Error::custom("a SHA-256 is 64 hexadecimal digits"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

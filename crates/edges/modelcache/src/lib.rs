@@ -1,0 +1,13 @@
+//! Models between the object store, which is the truth, and the local disk, which is a cache that may be lost.
+//!
+//! - [`manifest`]: what a model is; its digest is the cache's key.
+//! - [`layout`]: where things are, in the store and on the disk.
+//! - [`fault`]: everything that can go wrong, by name.
+
+pub mod fault;
+pub mod layout;
+pub mod manifest;
+
+pub use fault::{CacheFault, NoRoom, StallPhase};
+pub use layout::{Layout, ModelPath};
+pub use manifest::{FileEntry, Manifest, ManifestError};

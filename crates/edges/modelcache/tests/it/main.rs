@@ -1,0 +1,4 @@
+//! Integration tests of the model cache.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+
+mod manifest;
