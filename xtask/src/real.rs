@@ -41,6 +41,14 @@ pub(crate) enum Name {
     SglangRouter,
     /// The LiteLLM proxy, a Python gateway.
     Litellm,
+    /// Two S3 servers: versitygw, which `up` starts, and `SeaweedFS`, which it starts with SERVER=seaweedfs set.
+    S3,
+    /// rclone, a downloader; nothing to start.
+    Rclone,
+    /// s5cmd, a downloader; nothing to start.
+    S5cmd,
+    /// The AWS command line; nothing to start.
+    Awscli,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -63,6 +71,10 @@ impl Name {
             Self::Clients => "clients",
             Self::SglangRouter => "sglang-router",
             Self::Litellm => "litellm",
+            Self::S3 => "s3",
+            Self::Rclone => "rclone",
+            Self::S5cmd => "s5cmd",
+            Self::Awscli => "awscli",
         }
     }
 
@@ -73,7 +85,8 @@ impl Name {
             Self::Nginx => Some(18_081),
             Self::SglangRouter => Some(18_082),
             Self::Litellm => Some(18_084),
-            Self::Clients => None,
+            Self::S3 => Some(18_085),
+            Self::Clients | Self::Rclone | Self::S5cmd | Self::Awscli => None,
         }
     }
 
@@ -86,13 +99,13 @@ impl Name {
     }
 }
 
-/// Installs a component where it is missing.
+/// Installs a component where it is missing, and gives back where it is: the first place where there are several.
 ///
 /// # Errors
 /// The script's own, which it has written to standard error.
 pub(crate) fn install(name: Name) -> Result<PathBuf> {
     let printed = workspace::output(&mut name.script("install.sh"))?;
-    Ok(PathBuf::from(printed.trim_end()))
+    Ok(PathBuf::from(printed.lines().next().unwrap_or_default()))
 }
 
 /// A started component: ended when dropped, so that no way out leaves it behind.
@@ -134,7 +147,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let name = arguments.name;
     let state = arguments.state.clone().unwrap_or_else(|| workspace::root().join("target/real").join(name.folder()));
     match arguments.action {
-        Action::Install => say!("{}", install(name)?.display()),
+        Action::Install => say!("{}", workspace::output(&mut name.script("install.sh"))?.trim_end()),
         Action::Path => {
             let printed = workspace::output(name.script("install.sh").env("TIDEGATE_REAL_INSTALL", "never"))?;
             say!("{}", printed.trim_end());
