@@ -12,13 +12,15 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{Monotonic, RequestId, Unix};
 
+use super::spill::{Spill, Sums};
 use super::subject::{Ranked, Rules, SUBJECTS_PER_REQUEST, State, Subject, SubjectKey, Subjects, Want};
 use super::view::RateView;
 use super::window::Slot;
 use super::{AdmitError, Counters, Demand};
 use crate::period::Period;
 
-/// Subjects held at once. A quiet one takes about 1 KB, at most; a busy one adds up to 9.3 KB for a minute.
+/// Subjects held at once. A quiet one takes about 1 KB, at most; a busy one adds up to 9.3 KB for a minute. Of further
+/// ones that are quiet the sums are kept ([`super::SPILLED_MAX`]).
 pub const SUBJECTS_MAX: usize = 65_536;
 /// Requests in flight at once.
 pub const LIVE_MAX: usize = 262_144;
@@ -98,6 +100,8 @@ impl Life {
 #[derive(Default)]
 struct Interned {
     by_key: ahash::HashMap<SubjectKey, Arc<Subject>>,
+    /// Sums of quiet ones that made room.
+    spill: Spill,
     /// When idle ones were looked for in vain.
     full_at: Option<Monotonic>,
 }
@@ -116,27 +120,34 @@ impl Interned {
         has_room
     }
 
-    /// Forgets what can be forgotten without losing a count; if all are still there, those that no quota looks at.
+    /// Forgets what can be forgotten without losing a count; if all are still there, quiet ones are reduced to their sums
+    /// and, where no more of those fit, the ones whose sums no quota looks at are forgotten.
     fn forget_idle(&mut self, now: Monotonic, wall: Unix) -> usize {
-        let before = self.by_key.len();
-        self.by_key.retain(|_, subject| {
-            let idle = subject.lock().is_idle(now, wall);
-            !(idle && Arc::strong_count(subject) == 1)
+        let Self { by_key, spill, .. } = self;
+        let before = by_key.len();
+        spill.forget_ended(wall);
+        let is_held = |subject: &Arc<Subject>| Arc::strong_count(subject) > 1;
+        by_key.retain(|_, subject| {
+            let mut state = subject.lock();
+            let is_idle = state.is_quiet(now) && state.sums(wall) == Some(Sums::default());
+            !is_idle || is_held(subject)
         });
-        if self.by_key.len() >= SUBJECTS_MAX {
-            self.by_key.retain(|_, subject| {
-                let idle = subject.lock().is_unlimited_and_quiet(now);
-                !(idle && Arc::strong_count(subject) == 1)
+        if by_key.len() >= SUBJECTS_MAX {
+            by_key.retain(|key, subject| {
+                let mut state = subject.lock();
+                is_held(subject)
+                    || !state.is_quiet(now)
+                    || !(state.sums(wall).is_some_and(|sums| spill.keep(key, sums)) || state.is_without_quota())
             });
         }
-        before - self.by_key.len()
+        before - by_key.len()
     }
 }
 
 /// What [`MemoryCounters::sweep`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Subjects forgotten.
+    /// Subjects forgotten, or reduced to their sums.
     pub subjects: usize,
     /// Slots freed whose owner had vanished. Each is a bug in the caller of these counters.
     pub abandoned: usize,
@@ -190,7 +201,8 @@ impl MemoryCounters {
             return Err(AdmitError::Full);
         }
         let id = self.next_subject.fetch_add(1, Ordering::Relaxed);
-        let subject = Arc::new(Subject::new(id, key.clone(), rules.clone()));
+        let sums = subjects.spill.take(key);
+        let subject = Arc::new(Subject::new(id, key.clone(), rules.clone(), sums));
         subjects.by_key.insert(key.clone(), Arc::clone(&subject));
         Ok(subject)
     }
@@ -401,6 +413,12 @@ impl MemoryCounters {
     #[must_use]
     pub fn known_subjects(&self) -> usize {
         self.subjects.lock().by_key.len()
+    }
+
+    /// Subjects of which only the sums are kept.
+    #[must_use]
+    pub fn spilled_subjects(&self) -> usize {
+        self.subjects.lock().spill.len()
     }
 
     fn shard(&self, id: RequestId) -> MutexGuard<'_, LiveShard> {

@@ -12,10 +12,18 @@ use crate::period::{Interval, Period};
 /// not used for longest is let go.
 pub const PERIODS_KEPT: usize = 8;
 
+/// The sum of one period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
-    interval: Interval,
-    used: u64,
+pub(super) struct Row {
+    pub(super) interval: Interval,
+    pub(super) used: u64,
+}
+
+impl Row {
+    /// Whether it holds something and has not ended.
+    pub(super) fn counts(&self, now: Unix) -> bool {
+        self.used > 0 && self.interval.end > now
+    }
 }
 
 /// The rows of one kind of period.
@@ -29,8 +37,9 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    pub(crate) fn new(period: Period) -> Self {
-        Self { period, rows: Vec::new(), carried: Vec::new() }
+    /// Begins with the sum of a subject that was away. It is carried, because the zone may have changed meanwhile.
+    pub(super) fn new(period: Period, sum: Option<Row>) -> Self {
+        Self { period, rows: Vec::new(), carried: sum.into_iter().collect() }
     }
 
     /// The row of an instant, made if it is the first use in its period; it becomes the current one.
@@ -89,8 +98,8 @@ impl Quota {
         }
     }
 
-    /// Whether some period that has not ended holds a sum.
-    pub(crate) fn in_use(&self, now: Unix) -> bool {
-        self.rows.iter().chain(&self.carried).any(|row| row.used > 0 && row.interval.end > now)
+    /// The sums of periods that have not ended.
+    pub(super) fn counting(&self, now: Unix) -> impl Iterator<Item = Row> {
+        self.rows.iter().chain(&self.carried).copied().filter(move |row| row.counts(now))
     }
 }

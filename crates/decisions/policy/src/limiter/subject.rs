@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{AliasName, Caller, Dimension, KeyId, Level, Limits, Monotonic, Refusal, TeamName, Unix};
 
 use super::quota::Quota;
+use super::spill::Sums;
 use super::window::{Slot, Sum, Window};
 use crate::period::Period;
 
@@ -105,13 +106,13 @@ pub struct Subject {
 }
 
 impl Subject {
-    pub(super) fn new(id: u64, key: SubjectKey, rules: Rules) -> Self {
+    pub(super) fn new(id: u64, key: SubjectKey, rules: Rules, sums: Sums) -> Self {
         let state = State {
             rules,
             window: Window::default(),
             in_flight: 0,
-            day: Quota::new(Period::Day),
-            month: Quota::new(Period::Month),
+            day: Quota::new(Period::Day, sums.day),
+            month: Quota::new(Period::Month, sums.month),
         };
         Self { id, key, state: Mutex::new(state) }
     }
@@ -365,17 +366,26 @@ impl State {
         [rate, daily, monthly].into_iter().flatten().min()
     }
 
-    /// Whether forgetting this subject would lose nothing that is counted now.
-    pub(super) fn is_idle(&mut self, now: Monotonic, wall: Unix) -> bool {
-        let quiet = self.window.rest(now);
-        quiet && self.in_flight == 0 && !self.day.in_use(wall) && !self.month.in_use(wall)
+    /// Whether nothing runs and nothing counts in the window: what is left are the sums.
+    pub(super) fn is_quiet(&mut self, now: Monotonic) -> bool {
+        self.in_flight == 0 && self.window.rest(now)
     }
 
-    /// Whether forgetting this subject would lose nothing that any limit in force looks at.
-    pub(super) fn is_unlimited_and_quiet(&mut self, now: Monotonic) -> bool {
+    /// The sums of periods that have not ended; `None` when there are several of one kind, after a step of the clock or
+    /// a change of the zone.
+    pub(super) fn sums(&self, wall: Unix) -> Option<Sums> {
+        let sole = |quota: &Quota| {
+            let mut counting = quota.counting(wall);
+            let sum = counting.next();
+            counting.next().is_none().then_some(sum)
+        };
+        Some(Sums { day: sole(&self.day)?, month: sole(&self.month)? })
+    }
+
+    /// Whether the documents are known to look at no sum of it.
+    pub(super) const fn is_without_quota(&self) -> bool {
         let limits = &self.rules.limits;
-        let quotas = limits.daily_tokens.is_some() || limits.monthly_tokens.is_some();
-        !quotas && self.in_flight == 0 && self.window.rest(now)
+        self.rules.generation > 0 && limits.daily_tokens.is_none() && limits.monthly_tokens.is_none()
     }
 }
 

@@ -169,19 +169,44 @@ fn subjects_are_bounded_and_idle_ones_make_room() {
         let held = counters.admit_now(id(n as u128), demand(&subjects, 1, NOW)).unwrap();
         counters.settle_now(&held, 1);
         counters.release_now(&held);
+        subjects
     };
-    (0..SUBJECTS_MAX).for_each(with_use);
+    let all: Vec<_> = (0..SUBJECTS_MAX).map(with_use).collect();
     let more = |now, wall| counters.subject(&alias("one more"), &Rules::default(), now, wall).is_ok();
     let later = after(Duration::from_secs(61));
-    assert!(!more(NOW, WALL), "all have used some of their quota today: none may be forgotten");
-    assert!(!more(later, WALL));
     let next_month = Unix::from_ms(WALL.ms + 30 * 86_400_000);
+    assert!(!more(later, next_month), "all are held");
+    drop(all);
     assert!(!more(later, next_month), "no second look at once");
-    let later = later.after(LOOK_AGAIN_AFTER);
-    let tomorrow = Unix::from_ms(WALL.ms + 86_400_000);
-    assert!(!more(later, tomorrow), "the month has not ended");
+    let earlier = after(Duration::from_secs(59));
+    assert!(!more(earlier, next_month), "the last minute counts");
     assert!(more(later.after(LOOK_AGAIN_AFTER), next_month));
-    assert_eq!(counters.known_subjects(), 1);
+    assert_eq!((counters.known_subjects(), counters.spilled_subjects()), (1, 0), "the month was over");
+}
+
+#[test]
+fn a_quota_is_not_given_out_again_after_its_subject_made_room() {
+    let counters = MemoryCounters::new();
+    let quota = rules(Limits { daily_tokens: Some(10), monthly_tokens: Some(15), ..Limits::default() });
+    let of = |n: usize, now, wall| counters.subjects_now(&[(alias(&n.to_string()), quota.clone())], now, wall).unwrap();
+    for n in 0..SUBJECTS_MAX {
+        let held = counters.admit_now(id(n as u128), demand(&of(n, NOW, WALL), 8, NOW)).unwrap();
+        counters.settle_now(&held, 8);
+        counters.release_now(&held);
+    }
+    let later = after(Duration::from_secs(61));
+    drop(of(SUBJECTS_MAX, later, WALL));
+    assert_eq!((counters.known_subjects(), counters.spilled_subjects()), (1, SUBJECTS_MAX));
+    let left = |n: usize, wall| counters.token_allowance_now(&of(n, later, wall), later, wall);
+    for n in [0, 1, SUBJECTS_MAX - 1] {
+        assert_eq!(left(n, WALL), Some(2), "{n}: the day");
+    }
+    let tomorrow = Unix::from_ms(WALL.ms + 86_400_000);
+    assert_eq!((left(0, tomorrow), left(2, tomorrow)), (Some(7), Some(7)), "the month, whenever it came back");
+    let next_month = Unix::from_ms(WALL.ms + 30 * 86_400_000);
+    assert_eq!(left(3, next_month), Some(10));
+    counters.sweep(later, next_month);
+    assert_eq!(counters.spilled_subjects(), 0, "their periods are over");
 }
 
 #[test]

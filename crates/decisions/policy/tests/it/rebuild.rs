@@ -8,7 +8,9 @@ use tidegate_config::site::{Class, Site};
 use tidegate_core::{
     AliasName, Caller, CallerName, Issuer, KeyId, Level, Limits, Monotonic, RequestId, Reservation, TeamName, Unix,
 };
-use tidegate_policy::limiter::{AdmitError, Demand, MemoryCounters, Names, Rebuild, Rules, Span, SubjectKey, Subjects};
+use tidegate_policy::limiter::{
+    AdmitError, Demand, MemoryCounters, Names, Rebuild, Rules, SUBJECTS_MAX, Span, SubjectKey, Subjects,
+};
 use tidegate_policy::period::Period;
 
 use crate::site::{site, team};
@@ -166,4 +168,26 @@ fn a_keys_sum_goes_to_the_day_of_its_team() {
     assert_eq!(taken, [Period::Day, Period::Month]);
     let counts = subjects(&counters, &site, "seoul", Limits::default()).at(Level::Key).unwrap().counts(NOW, WALL);
     assert_eq!((counts.daily_tokens, counts.monthly_tokens), (7, 7));
+}
+
+#[test]
+fn quota_sums_of_more_subjects_than_are_held_survive_a_restart() {
+    let (site, counters) = (house(), MemoryCounters::new());
+    let rebuild = Rebuild { counters: &counters, site: &site, now: NOW, wall: WALL };
+    let keys: Vec<String> = (0..SUBJECTS_MAX + 5_000).map(|n| format!("{n:08}")).collect();
+    // The ledger is asked for one span after the other: every subject comes twice.
+    for span in rebuild.spans().into_iter().filter(|span| span.level == Level::Key) {
+        for key in &keys {
+            let names = Names { key: Some(key), team: Some("seoul"), ..Names::default() };
+            let tokens = if span.period == Period::Day { 7 } else { 70 };
+            rebuild.sum(span, &names, tokens).unwrap();
+        }
+    }
+    // The first requests put the rules of the documents in force.
+    let rules = Rules { generation: 1, limits: Limits::default(), zone: site.teams["seoul"].time_zone.clone() };
+    for key in &keys {
+        let subject = counters.subject(&SubjectKey::key(&KeyId::from(key.as_str())), &rules, NOW, WALL).unwrap();
+        let counts = subject.counts(NOW, WALL);
+        assert_eq!((counts.daily_tokens, counts.monthly_tokens), (7, 70), "{key}");
+    }
 }
