@@ -4,9 +4,22 @@
 //! - [`layout`]: where things are, in the store and on the disk.
 //! - [`fault`]: everything that can go wrong, by name.
 
+mod buffer;
+pub mod cache;
+pub mod counters;
+pub mod direct;
+pub mod evict;
+pub mod failpoint;
 pub mod fault;
+pub mod fetch;
+pub mod flight;
+mod journal;
 pub mod layout;
 pub mod manifest;
+pub mod progress;
+pub mod publish;
+pub mod room;
+mod writer;
 
 pub use fault::{CacheFault, NoRoom, StallPhase};
 pub use layout::{Layout, ModelPath};

@@ -96,13 +96,6 @@ pub(crate) fn reference(layout: &Layout, model: &ModelPath) -> Result<Option<Sha
         .ok_or_else(|| small::damaged(&path, "no digest in it"))
 }
 
-pub(crate) fn set_reference(layout: &Layout, model: &ModelPath, digest: Sha256Digest) -> Result<(), CacheFault> {
-    let path = layout.reference(model);
-    let folder = layout.refs().join(model.family());
-    std::fs::create_dir_all(&folder).map_err(|error| CacheFault::disk("make", &folder, &error))?;
-    small::write(layout, &path, digest.to_string().as_bytes())
-}
-
 /// All names with their digests; names that make no sense are left out, they belong to nobody.
 pub(crate) fn references(layout: &Layout) -> Result<BTreeMap<ModelPath, Sha256Digest>, CacheFault> {
     let mut all = BTreeMap::new();

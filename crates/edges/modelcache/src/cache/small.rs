@@ -87,6 +87,12 @@ pub(crate) fn remove_tree(path: &Path) -> Result<(), CacheFault> {
     }
 }
 
+/// Removes whatever is there.
+pub(crate) fn remove_tree_or_file(path: &Path) -> Result<(), CacheFault> {
+    let is_folder = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
+    if is_folder { remove_tree(path) } else { remove_file(path) }
+}
+
 /// How deep folders are nested at most: a manifest's path has 1024 bytes.
 const DEPTH_MAX: usize = 520;
 
