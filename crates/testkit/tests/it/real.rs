@@ -1,0 +1,60 @@
+//! Real servers are started, damaged beneath, cut off and ended.
+
+use std::process::Command;
+
+use tidegate_testkit::real::{BUCKET, REGION, RealS3, S3Options, S3Server};
+
+/// One signed request by curl; gives back status and body.
+fn ask(real: &RealS3, method: &str, key: &str, more: &[&str]) -> (u16, Vec<u8>) {
+    let [(_, access), (_, secret), _] = real.env();
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--max-time", "20", "--request", method, "--write-out", "%{http_code}"]);
+    curl.args(["--aws-sigv4", &format!("aws:amz:{REGION}:s3"), "--user", &format!("{access}:{secret}")]);
+    curl.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]).args(more);
+    if let Some(ca) = real.ca() {
+        curl.arg("--cacert").arg(ca);
+    }
+    let output = curl.arg(format!("{}/{BUCKET}/{key}", real.url())).output().unwrap();
+    let mut body = output.stdout;
+    let status = body.split_off(body.len() - 3);
+    (String::from_utf8(status).unwrap().parse().unwrap(), body)
+}
+
+fn put(real: &RealS3, key: &str, content: &str) {
+    let (status, body) = ask(real, "PUT", key, &["--data-binary", content]);
+    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+}
+
+#[test]
+fn versitygw_serves_what_lies_beneath_it_and_comes_back_with_it() {
+    let real = RealS3::start(S3Server::Versitygw, S3Options::default()).unwrap();
+    put(&real, "a/b", "0123456789");
+    real.flip_byte("a/b", 4).unwrap();
+    assert_eq!(ask(&real, "GET", "a/b", &["--range", "2-5"]), (206, b"2355".to_vec()));
+    real.truncate("a/b", 3).unwrap();
+    assert_eq!(ask(&real, "GET", "a/b", &["--range", "5-6"]).0, 416);
+    real.stop().unwrap();
+    assert!(std::net::TcpStream::connect(real.url().trim_start_matches("http://")).is_err());
+    real.start_again().unwrap();
+    assert_eq!(ask(&real, "GET", "a/b", &[]), (200, b"012".to_vec()));
+    std::fs::remove_file(real.object_file("a/b")).unwrap();
+    assert_eq!(ask(&real, "GET", "a/b", &[]).0, 404);
+}
+
+#[test]
+fn versitygw_speaks_tls_with_a_ca_of_its_own() {
+    let real = RealS3::start(S3Server::Versitygw, S3Options { tls: true, ..S3Options::default() }).unwrap();
+    assert!(real.url().starts_with("https://"));
+    put(&real, "k", "secret in transit");
+    assert_eq!(ask(&real, "GET", "k", &[]), (200, b"secret in transit".to_vec()));
+}
+
+#[test]
+fn seaweedfs_serves_and_ends() {
+    let real = RealS3::start(S3Server::Seaweedfs, S3Options::default()).unwrap();
+    put(&real, "a/b", "0123456789");
+    assert_eq!(ask(&real, "GET", "a/b", &["--range", "2-5"]), (206, b"2345".to_vec()));
+    let address = real.url().trim_start_matches("http://").to_owned();
+    drop(real);
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
