@@ -66,7 +66,8 @@ pub struct Cost {
     /// Output tokens reserved, over all choices.
     pub output_tokens: u64,
     /// `max_tokens` for the engine; `None` when there is nothing to set: no output, or a prompt that could not be
-    /// counted where the context alone bounds the output.
+    /// counted, whose bound is more than half of the context, where nothing else bounds the output. Any figure would
+    /// then be refused by the engine or cut an answer that fits; its context is the bound, and all of it is reserved.
     pub max_tokens: Option<u64>,
 }
 
@@ -89,8 +90,8 @@ pub fn needs_count(bound: u64, output: Output, caps: &Caps, allowance: Option<u6
         Output::None => bound > context,
         Output::Generated { asked, .. } => match named_clamp(asked, caps) {
             Some(named) => bound.saturating_add(named) > context,
-            // Nothing but the context clamps the output, and it does so only when the prompt is known.
-            None => true,
+            // Nothing but the context clamps the output: by the bound, the clamp is lower than it need be.
+            None => bound > context / BOUND_SHARE,
         },
     });
     spends_much || over_input || over_context
@@ -110,18 +111,38 @@ pub fn cost(prompt: Prompt, output: Output, caps: &Caps) -> Result<Cost, Fault> 
     };
     let named = named_clamp(asked, caps);
     let room = caps.context_tokens.map(|context| match prompt {
-        Prompt::Counted(tokens) => context.saturating_sub(tokens),
-        Prompt::Bound(_) => context,
+        Prompt::Counted(tokens) => Room::Known(context.saturating_sub(tokens)),
+        // An estimate never lowers what somebody named.
+        Prompt::Bound(_) if named.is_some() => Room::Known(context),
+        Prompt::Bound(bound) => room_beside(bound, context),
     });
-    let each = match (named, room) {
-        (Some(named), Some(room)) => named.min(room),
-        (Some(only), None) | (None, Some(only)) => only,
-        (None, None) => OUTPUT_UNKNOWN_TOKENS,
+    let (each, is_set) = match (named, room) {
+        (Some(named), Some(Room::Known(room) | Room::UpTo(room))) => (named.min(room), true),
+        (Some(only), None) | (None, Some(Room::Known(only))) => (only, true),
+        (None, Some(Room::UpTo(context))) => (context, false),
+        (None, None) => (OUTPUT_UNKNOWN_TOKENS, true),
     };
-    // The whole context as max_tokens would be refused by every engine; unset, the engine's own context bounds it.
-    let unset = named.is_none() && matches!(prompt, Prompt::Bound(_)) && room.is_some();
-    let max_tokens = (!unset).then_some(each);
-    Ok(Cost { prompt_tokens, output_tokens: each.saturating_mul(choices.max(1)), max_tokens })
+    let output_tokens = each.saturating_mul(choices.max(1));
+    Ok(Cost { prompt_tokens, output_tokens, max_tokens: is_set.then_some(each) })
+}
+
+/// Output that the context has room for.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    /// So much, whatever the prompt turns out to be.
+    Known(u64),
+    /// At most so much: the engine will find out.
+    UpTo(u64),
+}
+
+/// The room beside a prompt of which the bound is known. What the bound leaves always fits; but where it leaves less than
+/// half of the context, a prompt of ordinary text is a small part of its bound and would lose most of its answer.
+fn room_beside(bound: u64, context: u64) -> Room {
+    // No prompt is empty to an engine: a template or a token of its own stands before it.
+    match context.checked_sub(bound.max(1)) {
+        Some(room) if room >= context.div_ceil(2) => Room::Known(room),
+        Some(_) | None => Room::UpTo(context),
+    }
 }
 
 fn check_prompt(tokens: u64, output: Output, caps: &Caps) -> Result<(), Fault> {

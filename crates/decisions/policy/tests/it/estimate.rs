@@ -62,10 +62,19 @@ fn with_nothing_known_a_stated_bound_is_set_and_reserved() {
 }
 
 #[test]
-fn an_uncounted_prompt_reserves_the_whole_context_and_leaves_max_tokens_to_the_engine() {
-    let context = Caps { context_tokens: Some(4_096), ..Caps::default() };
-    let found = cost(Prompt::Bound(7), generated(None), &context).unwrap();
-    assert_eq!((found.output_tokens, found.max_tokens), (4_096, None));
+fn max_tokens_is_set_when_only_the_context_bounds_an_uncounted_prompt() {
+    let of = |context, bound| {
+        let caps = Caps { context_tokens: Some(context), ..Caps::default() };
+        let found = cost(Prompt::Bound(bound), generated(None), &caps).unwrap();
+        (found.output_tokens, found.max_tokens)
+    };
+    assert_eq!(of(4_096, 7), (4_089, Some(4_089)), "what the bound leaves always fits");
+    assert_eq!(of(4_096, 0), (4_095, Some(4_095)), "no engine takes the whole context for the answer");
+    assert_eq!(of(4_096, 2_048), (2_048, Some(2_048)));
+    assert_eq!(of(2, 1), (1, Some(1)));
+    for (context, bound) in [(4_096, 2_049), (4_096, 4_096), (4_096, u64::MAX), (1, 0)] {
+        assert_eq!(of(context, bound), (context, None), "{bound} of {context}: the engine's own context bounds it");
+    }
 }
 
 #[test]
@@ -76,7 +85,8 @@ fn the_byte_bound_will_do_while_it_is_a_64th_of_the_allowance_and_fits_the_conte
     assert!(needs(101, Some(6_400)), "more than a 64th");
     assert!(!needs(9_500, None) && needs(9_501, None), "bytes + cap over the context");
     let only_context = Caps { context_tokens: Some(10_000), ..Caps::default() };
-    assert!(needs_count(1, generated(None), &only_context, None), "only a counted prompt can clamp by context");
+    let by_context = |bound| needs_count(bound, generated(None), &only_context, None);
+    assert!(!by_context(156) && by_context(157), "more than a 64th of the context would be kept from the answer");
     assert!(!needs_count(1, generated(Some(5)), &only_context, None));
     assert!(!needs_count(10_000, Output::None, &only_context, None));
     let narrow = Caps { identity_input_tokens: Some(50), ..Caps::default() };

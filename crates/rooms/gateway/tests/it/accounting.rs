@@ -414,6 +414,20 @@ fn the_reservation_is_what_the_engine_is_told() {
     });
 }
 
+/// E24: without a cap, a `max_tokens` of the caller's and a tokenizer, only the context is left.
+#[test]
+fn max_tokens_is_sent_when_only_the_context_bounds_the_output() {
+    local(async {
+        let documents = SITE.replace("contextTokens: 8192, maxOutputTokens: 256", "contextTokens: 8192");
+        let mut house = House::new(&documents, vec![good()]).await;
+        let bound = house.bound(CHATS, CHAT).await;
+        assert_eq!(house.post(CHATS, &CHAT.replace(",\"max_tokens\":16", "")).await.status, 200);
+        let told = house.engines[0].runs()[1].json();
+        assert_eq!(told["max_tokens"], 8_192 - bound);
+        assert_eq!(house.last().reserved_tokens, 8_192);
+    });
+}
+
 /// G 2, through the gate.
 #[test]
 fn one_minute_of_a_teams_grant_admits_by_tokens_or_by_requests_whichever_is_first() {
