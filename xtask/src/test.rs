@@ -29,7 +29,7 @@ struct Step {
 
 const STEPS: &[Step] = &[
     Step { name: "format", what: "cargo fmt --check", run: format },
-    Step { name: "walls", what: "layers, heavy crates, sizes, floors, private places", run: walls::run },
+    Step { name: "walls", what: "layers, heavy crates, sizes, floors, licences, private places", run: walls::run },
     Step {
         name: "generated",
         what: "schema, references and docs/errors.md are what the types say",

@@ -29,11 +29,11 @@ impl Floor {
 /// A package that some crate of the workspace is built from: name and version.
 pub(super) type Package = (String, String);
 
-/// Reads the output of `cargo tree --prefix none --format {p}`: what is really built. The lock file also holds what only
+/// Reads the output of `cargo tree --prefix none` in the format `{p}`, tab, anything: what is really built. The lock file also holds what only
 /// an unused feature would bring.
 pub(super) fn packages(tree: &str) -> Vec<Package> {
     let lines = tree.lines().filter_map(|line| {
-        let mut words = line.split(' ');
+        let mut words = line.split('\t').next()?.split(' ');
         Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
     });
     lines.collect()
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_tree_of_what_is_built_is_read() {
-        let tree = "tidegate v0.1.0 (somewhere)\nserde v1.0.2 (proc-macro)\n\nh2 v0.4.16 (*)\n";
+        let tree = "tidegate v0.1.0 (somewhere)\tMIT\nserde v1.0.2 (proc-macro)\tMIT\n\nh2 v0.4.16\tMIT (*)\n";
         assert_eq!(packages(tree), lock(&[("tidegate", "0.1.0"), ("serde", "1.0.2"), ("h2", "0.4.16")]));
     }
 

@@ -1,13 +1,13 @@
 //! The walls of ARCHITECTURE.md, as a program.
 //!
-//! [`graph`] reads who depends on whom, [`sources`] reads the files themselves, [`floors`] what is built, [`map`] where
-//! ARCHITECTURE.md sends a newcomer. Each is a
-//! function from what was read to a list of findings, so that a test can plant a violation. A wall is moved by changing
+//! [`graph`] reads who depends on whom, [`sources`] reads the files themselves, [`floors`] what is built and [`licences`]
+//! on whose terms, [`map`] where ARCHITECTURE.md sends a newcomer. Each is a function from what was read to a list of findings, so that a test can plant a violation. A wall is moved by changing
 //! ARCHITECTURE.md and the table here together, with the reason.
 
 mod code;
 mod floors;
 mod graph;
+mod licences;
 mod map;
 mod sources;
 
@@ -48,14 +48,15 @@ impl fmt::Display for Finding {
 pub(crate) fn run() -> Result<()> {
     let metadata =
         workspace::output(workspace::cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
-    let tree =
-        ["tree", "--workspace", "--locked", "--target", "all", "--edges", "all", "--prefix", "none", "--format", "{p}"];
-    let packages = floors::packages(&workspace::output(workspace::cargo().args(tree))?);
+    let tree = ["tree", "--workspace", "--locked", "--target", "all", "--edges", "all", "--prefix", "none"];
+    let tree = workspace::output(workspace::cargo().args(tree).args(["--format", "{p}\t{l}"]))?;
+    let packages = floors::packages(&tree);
     let graph = graph::Graph::parse(&metadata)?;
     let files = sources::read(&workspace::root())?;
     let mut findings = graph::check(&graph);
     findings.extend(sources::check(&files));
     findings.extend(floors::check(&packages, &files)?);
+    findings.extend(licences::check(&licences::packages(&tree), &files)?);
     let paths = files.iter().map(|file| file.path.clone()).collect();
     let architecture = files.iter().find(|file| file.path == "ARCHITECTURE.md");
     findings.extend(map::check(architecture.map_or("", |file| &file.text), &paths));
