@@ -3,6 +3,7 @@
 //! - [`manifest`]: what a model is; its digest is the cache's key.
 //! - [`layout`]: where things are, in the store and on the disk.
 //! - [`fault`]: everything that can go wrong, by name.
+//! - [`remote`]: the object store, every answer checked.
 
 mod buffer;
 pub mod cache;
@@ -18,6 +19,7 @@ pub mod layout;
 pub mod manifest;
 pub mod progress;
 pub mod publish;
+pub mod remote;
 pub mod room;
 mod writer;
 
