@@ -84,10 +84,6 @@ impl DirectFile {
         Ok(Self { plain, direct, is_refused: AtomicBool::new(false), path: path.to_path_buf() })
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     pub(crate) const fn plain(&self) -> &File {
         &self.plain
     }
@@ -205,7 +201,7 @@ mod tests {
             let (_folder, file) = written(disk_io, &bytes);
             file.plain().set_len(bytes.len() as u64).unwrap();
             for other in [DiskIo::Direct, DiskIo::Buffered] {
-                let file = DirectFile::open(file.path(), other).unwrap();
+                let file = DirectFile::open(&file.path, other).unwrap();
                 let mut buffer = Buffer::new(64 << 10);
                 assert_eq!(file.hash(&mut buffer, 0, bytes.len() as u64).unwrap(), Some(manifest::sha256(&bytes)));
                 assert_eq!(file.hash(&mut buffer, 0, bytes.len() as u64 + 1).unwrap(), None, "it ends before");
@@ -223,7 +219,7 @@ mod tests {
         buffer.fill(b"odd");
         // an offset that no direct write can have stands for a file system that refuses all of them
         file.write(&mut buffer, 1).unwrap();
-        assert_eq!(std::fs::read(file.path()).unwrap(), b"\0odd");
+        assert_eq!(std::fs::read(&file.path).unwrap(), b"\0odd");
         assert!(file.is_refused.load(Ordering::Relaxed) || file.direct.is_none());
     }
 

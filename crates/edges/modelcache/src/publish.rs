@@ -208,8 +208,7 @@ pub fn remove_strangers(layout: &Layout, manifest: &Manifest) -> Result<Vec<Path
 /// The disk's.
 pub fn strangers(layout: &Layout, manifest: &Manifest) -> Result<Vec<PathBuf>, CacheFault> {
     let folder = layout.published(manifest.digest());
-    let files: BTreeSet<PathBuf> =
-        manifest.files().iter().map(|entry| folder.join(flat_name(&entry.path))).collect();
+    let files: BTreeSet<PathBuf> = manifest.files().iter().map(|entry| folder.join(flat_name(&entry.path))).collect();
     let folders: BTreeSet<&Path> =
         files.iter().flat_map(|file| file.ancestors().skip(1).take_while(|above| *above != folder)).collect();
     let (mut found, mut open) = (Vec::new(), vec![folder.clone()]);
