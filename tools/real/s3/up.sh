@@ -2,8 +2,8 @@
 # up.sh: one real S3 server on loopback, with its data in the state folder; waits until it answers.
 #
 # What:  SERVER=versitygw (the default; its objects are plain files under STATE/data/BUCKET) or seaweedfs (takes PORT to
-#        PORT+7). TLS=1 serves https with a certificate for 127.0.0.1, localhost and *.localhost from a test CA of the
-#        state folder's own. LIMIT=N answers 503 SlowDown to all above N requests at once, VIRTUAL_HOST=DOMAIN also
+#        PORT+7). TLS=1 serves https with a certificate for 127.0.0.1, localhost, *.localhost and *.s3.localhost
+#        (strict clients want three labels for a wildcard) from a test CA of the state folder's own. LIMIT=N answers 503 SlowDown to all above N requests at once, VIRTUAL_HOST=DOMAIN also
 #        takes BUCKET.DOMAIN as the host (both versitygw only). The bucket BUCKET is made. The keys are for tests and no
 #        secret.
 # Needs: bash, curl, with TLS openssl, what install.sh makes.
@@ -44,7 +44,7 @@ make_certificates() {
     -subj "/CN=test CA, trust it in tests only" -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$tls/server.key" -out "$tls/server.csr" \
     -subj /CN=localhost 2>/dev/null
-  printf '%s\n' "subjectAltName=DNS:localhost,DNS:*.localhost,IP:127.0.0.1" basicConstraints=critical,CA:FALSE \
+  printf '%s\n' "subjectAltName=DNS:localhost,DNS:*.localhost,DNS:s3.localhost,DNS:*.s3.localhost,IP:127.0.0.1" basicConstraints=critical,CA:FALSE \
     keyUsage=critical,digitalSignature extendedKeyUsage=serverAuth >"$tls/extensions"
   openssl x509 -req -in "$tls/server.csr" -CA "$tls/ca.pem" -CAkey "$tls/ca.key" -CAcreateserial -days 7 \
     -extfile "$tls/extensions" -out "$tls/server.pem" 2>/dev/null
