@@ -17,10 +17,12 @@ pub mod flight;
 mod journal;
 pub mod layout;
 pub mod manifest;
+pub mod owner;
 pub mod progress;
 pub mod publish;
 pub mod remote;
 pub mod room;
+pub mod verify;
 mod writer;
 
 pub use fault::{CacheFault, NoRoom, StallPhase};
