@@ -145,6 +145,19 @@ fn room_beside(bound: u64, context: u64) -> Room {
     }
 }
 
+/// The cost of an upload, which streams through: nothing of its prompt is known, and its output cap is reserved. `asked` is
+/// what the form itself asks for. Nothing is set where nobody named a bound: an engine for sound cuts its answer by itself.
+#[must_use]
+pub fn upload_cost(asked: Option<u64>, caps: &Caps) -> Cost {
+    let named = named_clamp(asked, caps);
+    let each = [named, caps.context_tokens].into_iter().flatten().min();
+    Cost {
+        prompt_tokens: 0,
+        output_tokens: each.unwrap_or(OUTPUT_UNKNOWN_TOKENS),
+        max_tokens: each.filter(|_| named.is_some()),
+    }
+}
+
 fn check_prompt(tokens: u64, output: Output, caps: &Caps) -> Result<(), Fault> {
     if let Some(cap) = caps.identity_input_tokens.filter(|cap| tokens > *cap) {
         let text = format!("the prompt has {tokens} tokens; your limit for this model is {cap}");

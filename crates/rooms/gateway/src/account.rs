@@ -58,6 +58,8 @@ pub(crate) struct Tail {
     pub(crate) attempts: u32,
     pub(crate) taken: Option<Taken>,
     pub(crate) running: Option<Running>,
+    /// A form that streams through asks for a stream: whether it gets one is the engine's to say.
+    pub(crate) upload_streams: bool,
     /// The form that streams through, if it is one.
     pub(crate) upload: Option<Verdict>,
     pub(crate) rates: Option<RateView>,
@@ -109,6 +111,7 @@ impl Tail {
             attempts: 0,
             taken: None,
             running: None,
+            upload_streams: false,
             upload: None,
             rates: None,
             usage: None,

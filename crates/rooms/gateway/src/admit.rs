@@ -105,9 +105,9 @@ async fn cost(grant: &Grant, alias: &AliasView, standing: &Standing, tail: &Tail
         identity_input_tokens: standing.granted.max_input_tokens,
         identity_output_tokens: standing.granted.max_output_tokens,
     };
-    let RequestBody::Json(json) = &grant.request else {
-        // An upload streams through: nothing of its prompt is known, its output cap is reserved.
-        return estimate::cost(Prompt::Bound(0), Output::Generated { asked: None, choices: 1 }, &caps);
+    let json = match &grant.request {
+        RequestBody::Json(json) => json,
+        RequestBody::Upload(upload) => return Ok(estimate::upload_cost(upload.max_tokens(), &caps)),
     };
     if grant.endpoint == Endpoint::CountTokens {
         // Nothing is generated and nothing is prefilled: it takes a request and a slot, no tokens.

@@ -161,6 +161,7 @@ async fn call(
     let (alias, request) = if endpoint == Endpoint::Transcriptions {
         let upload = multipart::begin(&tail.core, &parts.headers, body, max, header_model).await?;
         let alias = present(&catalogue, &key, upload.model(), tail)?;
+        tail.upload_streams = upload.asks_stream();
         (alias, RequestBody::Upload(Box::new(upload)))
     } else {
         let document = json(&tail.core, body, max).await?;

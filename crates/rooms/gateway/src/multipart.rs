@@ -1,5 +1,5 @@
 //! Uploads: a form whose file streams through. The `model` field comes before the file and within 64 KiB, or the
-//! header `x-model` names the model; the field is rewritten on the way.
+//! header `x-model` names the model; it and the bound of tokens are rewritten on the way.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -91,10 +91,10 @@ impl std::fmt::Display for Broken {
     }
 }
 
-/// Reads a form up to its model.
+/// Reads a form up to its file.
 ///
 /// # Errors
-/// 400 when it is no form, names no model in time or two; 408 and 413 as for other bodies.
+/// 400 when it is no form, names no model in time or two, or asks for what cannot be read; 408 and 413 as for other bodies.
 pub(crate) async fn begin(
     core: &Rc<Core>,
     headers: &HeaderMap,
@@ -152,11 +152,21 @@ impl Upload {
         &self.content_type
     }
 
+    /// Whether the answer is to be a stream.
+    pub(crate) fn asks_stream(&self) -> bool {
+        self.rest.as_ref().is_some_and(|rest| rest.form.stream())
+    }
+
+    /// The most tokens of the answer, as the caller asks for; unknown once the form is on its way.
+    pub(crate) fn max_tokens(&self) -> Option<u64> {
+        self.rest.as_ref()?.form.max_tokens()
+    }
+
     /// The form for an engine, with its length if that is known. `None` when it was taken before: it streams through
     /// once.
-    pub(crate) fn take(&mut self, served_name: &str) -> Option<(Passage, Option<u64>)> {
+    pub(crate) fn take(&mut self, served_name: &str, max_tokens: Option<u64>) -> Option<(Passage, Option<u64>)> {
         let rest = self.rest.take()?;
-        let head = rest.form.head(served_name);
+        let head = rest.form.head(served_name, max_tokens);
         let length = rest.announced.and_then(|announced| {
             let behind = announced.checked_sub(rest.form.read_len() as u64)?;
             Some(behind + head.len() as u64)

@@ -62,7 +62,7 @@ pub(crate) fn outgoing(ticket: &mut Ticket, deployment: &DeploymentView, tail: &
             json_request(endpoint, json, &upstream, deployment, alias)
         }
         RequestBody::Upload(upload) => {
-            let (body, length) = upload.take(&deployment.served_name).ok_or_else(|| {
+            let (body, length) = upload.take(&deployment.served_name, ticket.cost.max_tokens).ok_or_else(|| {
                 Fault::new(Case::UpstreamUnreachable).internal("an upload cannot be sent a second time")
             })?;
             Ok(Outgoing {

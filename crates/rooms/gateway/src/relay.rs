@@ -117,8 +117,10 @@ fn begin(picked: Picked, route: &Route, shape: Shape, tail: &mut Tail) -> Exchan
     let timeouts = route.alias().timeouts;
     // All attempts together have this long.
     let first = tail.called.unwrap_or(now);
-    let whole = first.after(if tail.streamed { timeouts.whole_streamed } else { timeouts.whole });
-    let until = if tail.streamed { now.after(timeouts.first_byte).min(whole) } else { whole };
+    let is_stream = tail.streamed || tail.upload_streams;
+    let whole = first.after(if is_stream { timeouts.whole_streamed } else { timeouts.whole });
+    // An upload takes its time before its engine can say anything: it has that of an answer that comes at once.
+    let until = if tail.streamed { now.after(timeouts.first_byte) } else { first.after(timeouts.whole) }.min(whole);
     let deadline = tail.core.deadlines.at(until);
     Exchange { deployment, backend, shape, deadline, whole, gap: timeouts.gap, connect: timeouts.connect }
 }

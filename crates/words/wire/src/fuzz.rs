@@ -220,15 +220,16 @@ pub fn multipart(data: &[u8]) {
         Some((model, whole, form))
     };
     let (whole, split) = (scan(body, body.len()), scan(body, read));
-    let found =
-        |scan: &Option<(Option<String>, bool, Form)>| scan.as_ref().map(|(model, whole, _)| (model.clone(), *whole));
+    let found = |scan: &Option<(Option<String>, bool, Form)>| {
+        scan.as_ref().map(|(model, whole, form)| (model.clone(), *whole, form.stream(), form.max_tokens()))
+    };
     hold(found(&whole) == found(&split), "what is found does not depend on the reads");
     let Some((model, true, form)) = whole else { return };
     // A new name may move what stands at a bound over it.
     if body.len() > HEAD_MAX / 2 || memchr::memmem::find_iter(body, b"--X").count() >= PARTS_MAX {
         return;
     }
-    let head = form.head("new-model");
+    let head = form.head("new-model", None);
     let Some((after, true, _)) = scan(&head, head.len()) else { panic!("a rewritten form is good") };
     hold(after.as_deref() == Some("new-model"), "the model is rewritten, or put in front");
     let grown = head.len() as i64 - body.len() as i64;

@@ -1,14 +1,15 @@
-//! Multipart forms, which pass through: the file is never held. Only the `model` field is read and rewritten.
+//! Multipart forms, which pass through: the file is never held. Of the fields, `model`, `stream` and
+//! `max_completion_tokens` are read ([`Field`]); the first and the last are rewritten.
 //!
-//! The field must come before the file and within the first [`HEAD_MAX`] bytes; else the header `x-model` must name the
-//! model, and a field is put in front. What follows the head is still watched, part by part, to its end: a second
+//! They must come before the file and within the first [`HEAD_MAX`] bytes. Without a model there, the header `x-model`
+//! must name it, and a field is put in front. What follows the head is still watched, part by part, to its end: a second
 //! `model` behind the file could name a model that the caller may not use, and an engine might believe that one.
 //!
 //! ```text
 //! let mut form = Form::new(content_type)?;
-//! loop { match form.push(&read)? { Step::More => continue, Step::Model | Step::NoModel => break } }
-//! form.model() or x-model -> authorise, route, pick
-//! send form.head(upstream_model), then each further read after form.watch(&read)?, and form.end()? at the end
+//! while form.push(&read)? == Step::More {}
+//! form.model() or x-model -> authorise; form.stream(), form.max_tokens() -> admit, route, pick
+//! send form.head(model, max_tokens), then each further read after form.watch(&read)?, and form.end()? at the end
 //! ```
 
 use std::ops::Range;
@@ -19,12 +20,14 @@ use tidegate_core::{Case, Fault};
 
 use crate::request::{DENIED, invalid, missing};
 
-/// Bytes within which the `model` field has to end, the boundary behind it included.
+/// Bytes within which the fields that are read have to end, the boundary behind each included.
 pub const HEAD_MAX: usize = 64 * 1024;
 /// Longest headers of one part.
 pub const HEADERS_MAX: usize = 8 * 1024;
 /// Longest model name in a form.
 pub const MODEL_MAX: usize = 256;
+/// Longest value of the other fields that are read: twenty digits.
+pub const VALUE_MAX: usize = 20;
 /// Most parts of one form.
 pub const PARTS_MAX: usize = 64;
 /// Longest boundary, by RFC 2046.
@@ -35,10 +38,38 @@ pub const BOUNDARY_MAX: usize = 70;
 pub enum Step {
     /// Nothing is decided: push the next read.
     More,
-    /// [`Form::model`] has the model.
+    /// The file began, or the form ended, or the head is full. [`Form::model`] has the model; without one `x-model` is
+    /// needed.
+    Done,
+}
+
+/// A field that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
     Model,
-    /// The file began, or the form ended, or the head is full, without a model: `x-model` is needed.
-    NoModel,
+    /// Whether the answer is a stream.
+    Stream,
+    /// The most tokens of the answer.
+    MaxTokens,
+}
+
+impl Field {
+    const ALL: [Self; 3] = [Self::Model, Self::Stream, Self::MaxTokens];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Stream => "stream",
+            Self::MaxTokens => "max_completion_tokens",
+        }
+    }
+
+    const fn value_max(self) -> usize {
+        match self {
+            Self::Model => MODEL_MAX,
+            Self::Stream | Self::MaxTokens => VALUE_MAX,
+        }
+    }
 }
 
 /// A form that is being read.
@@ -68,40 +99,59 @@ impl Form {
     pub fn push(&mut self, read: &[u8]) -> Result<Step, Fault> {
         self.head.extend_from_slice(read);
         self.parts.push(read)?;
-        Ok(if self.parts.model.is_some() {
-            Step::Model
-        } else if self.parts.file || self.parts.state == State::Closed || self.head.len() > HEAD_MAX {
-            Step::NoModel
-        } else {
-            Step::More
-        })
+        let is_done = self.parts.file || self.parts.state == State::Closed || self.head.len() > HEAD_MAX;
+        Ok(if is_done { Step::Done } else { Step::More })
     }
 
     /// The model as the form names it.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
-        let span = self.parts.model.clone()?;
+        let span = self.parts.spans[Field::Model as usize].clone()?;
         std::str::from_utf8(self.head.get(span)?).ok()
     }
 
-    /// What was read, with `model` in the place of the form's own, or in front where the form has none.
+    /// Whether the answer is to be a stream.
     #[must_use]
-    pub fn head(&self, model: &str) -> Bytes {
-        let mut out = Vec::with_capacity(self.head.len() + model.len() + 128);
-        match self.parts.model.clone() {
-            Some(span) => {
-                out.extend_from_slice(&self.head[..span.start]);
-                out.extend_from_slice(model.as_bytes());
-                out.extend_from_slice(&self.head[span.end..]);
-            }
-            None => {
-                out.extend_from_slice(&self.parts.delimiter[2..]);
-                out.extend_from_slice(b"\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n");
-                out.extend_from_slice(model.as_bytes());
-                out.extend_from_slice(b"\r\n");
-                out.extend_from_slice(&self.head);
+    pub const fn stream(&self) -> bool {
+        self.parts.stream
+    }
+
+    /// The most tokens of the answer, as the form asks for; at least 1.
+    #[must_use]
+    pub const fn max_tokens(&self) -> Option<u64> {
+        self.parts.max_tokens
+    }
+
+    /// What was read, with `model` and `max_tokens` in the places of the form's own, or in front where the form has none.
+    /// The form's own bound of tokens stays where `max_tokens` is `None`.
+    #[must_use]
+    pub fn head(&self, model: &str, max_tokens: Option<u64>) -> Bytes {
+        let max_tokens = max_tokens.map(|tokens| tokens.to_string());
+        let values = [(Field::Model, Some(model)), (Field::MaxTokens, max_tokens.as_deref())];
+        let mut out = Vec::with_capacity(self.head.len() + model.len() + 256);
+        let mut places = Vec::with_capacity(values.len());
+        for (field, value) in values {
+            let Some(value) = value else { continue };
+            match self.parts.spans[field as usize].clone() {
+                Some(span) => places.push((span, value)),
+                None => {
+                    out.extend_from_slice(&self.parts.delimiter[2..]);
+                    out.extend_from_slice(b"\r\nContent-Disposition: form-data; name=\"");
+                    out.extend_from_slice(field.name().as_bytes());
+                    out.extend_from_slice(b"\"\r\n\r\n");
+                    out.extend_from_slice(value.as_bytes());
+                    out.extend_from_slice(b"\r\n");
+                }
             }
         }
+        places.sort_unstable_by_key(|(span, _)| span.start);
+        let mut at = 0;
+        for (span, value) in places {
+            out.extend_from_slice(&self.head[at..span.start]);
+            out.extend_from_slice(value.as_bytes());
+            at = span.end;
+        }
+        out.extend_from_slice(&self.head[at..]);
         out.into()
     }
 
@@ -114,7 +164,7 @@ impl Form {
     /// Watches one read behind the head.
     ///
     /// # Errors
-    /// As [`Form::push`]; also a `model` field, which comes too late.
+    /// As [`Form::push`]; also a field that is read, which comes too late.
     pub fn watch(&mut self, read: &[u8]) -> Result<(), Fault> {
         self.parts.late = true;
         self.parts.push(read)
@@ -162,7 +212,7 @@ enum State {
     /// Behind a boundary: a line end, or the two hyphens of the last one.
     Between,
     Headers,
-    Model,
+    Value(Field),
     Other,
     /// Behind the last boundary.
     Closed,
@@ -180,11 +230,13 @@ struct Parts {
     base: usize,
     state: State,
     count: usize,
-    /// The model's place in the form.
-    model: Option<Range<usize>>,
+    /// The places of the values that are read, by [`Field`].
+    spans: [Option<Range<usize>>; Field::ALL.len()],
+    stream: bool,
+    max_tokens: Option<u64>,
     /// The file part began.
     file: bool,
-    /// A model that comes now comes too late.
+    /// A field that is read and comes now comes too late.
     late: bool,
 }
 
@@ -198,7 +250,9 @@ impl Parts {
             base: 0,
             state: State::Begin,
             count: 0,
-            model: None,
+            spans: Default::default(),
+            stream: false,
+            max_tokens: None,
             file: false,
             late: false,
         }
@@ -243,7 +297,7 @@ impl Parts {
                 Some(_) => return Err(broken("text behind a boundary")),
             },
             State::Headers => return self.headers(),
-            State::Model => return self.model_value(),
+            State::Value(field) => return self.value(field),
             State::Other => match self.finder.find(&self.window) {
                 Some(at) => {
                     self.take(at + self.delimiter.len());
@@ -283,50 +337,85 @@ impl Parts {
             return Err(broken("the form has too many parts"));
         }
         let part = Part::read(&self.window[..end])?;
-        self.state = if part.name == b"model" {
-            if part.file {
-                return Err(invalid("model", "model must be a field, not a file"));
+        self.state = match Field::ALL.into_iter().find(|field| field.name().as_bytes() == part.name) {
+            Some(field) => {
+                self.may_come(field, &part)?;
+                State::Value(field)
             }
-            if self.model.is_some() {
-                return Err(invalid("model", "model is given twice"));
+            None => {
+                let name = std::str::from_utf8(&part.name).unwrap_or_default();
+                if DENIED.contains(&name) {
+                    return Err(broken("the form has a field that callers may not set"));
+                }
+                self.file |= part.file;
+                State::Other
             }
-            if self.file || self.late {
-                return Err(invalid("model", "model must come before the file"));
-            }
-            State::Model
-        } else {
-            let name = std::str::from_utf8(&part.name).unwrap_or_default();
-            if DENIED.contains(&name) {
-                return Err(broken("the form has a field that callers may not set"));
-            }
-            self.file |= part.file;
-            State::Other
         };
         self.take(end + 4);
         Ok(true)
     }
 
-    fn model_value(&mut self) -> Result<bool, Fault> {
+    fn may_come(&self, field: Field, part: &Part) -> Result<(), Fault> {
+        let name = field.name();
+        let wrong = if part.file {
+            "must be a field, not a file"
+        } else if self.spans[field as usize].is_some() {
+            "is given twice"
+        } else if self.file || self.late {
+            "must come before the file"
+        } else {
+            return Ok(());
+        };
+        Err(invalid(name, format!("{name} {wrong}")))
+    }
+
+    fn value(&mut self, field: Field) -> Result<bool, Fault> {
+        let name = field.name();
         let found = self.finder.find(&self.window);
         let len = found.unwrap_or_else(|| (self.window.len() + 1).saturating_sub(self.delimiter.len()));
-        if len > MODEL_MAX {
-            return Err(invalid("model", "the model's name is too long"));
+        if len > field.value_max() {
+            return Err(invalid(name, format!("{name} is too long")));
         }
         let Some(at) = found else { return Ok(false) };
         let span = self.base..self.base + at;
         if self.late || span.end + self.delimiter.len() > HEAD_MAX {
-            return Err(invalid("model", "model must come within the first 64 KiB of the form"));
+            return Err(invalid(name, format!("{name} must come within the first 64 KiB of the form")));
         }
-        match std::str::from_utf8(&self.window[..at]) {
-            Ok("") => return Err(missing("model")),
-            Ok(name) if !name.contains(|c: char| c.is_control()) => {}
-            _ => return Err(invalid("model", "model must be plain text")),
+        let text = std::str::from_utf8(&self.window[..at]).unwrap_or("\0");
+        match field {
+            Field::Model if text.is_empty() => return Err(missing(name)),
+            Field::Model if text.contains(char::is_control) => {
+                return Err(invalid(name, "model must be plain text"));
+            }
+            Field::Model => {}
+            Field::Stream => self.stream = truth(text).ok_or_else(|| invalid(name, "stream must be true or false"))?,
+            Field::MaxTokens => self.max_tokens = Some(count(text).ok_or_else(|| too_few(name))?),
         }
-        self.model = Some(span);
+        self.spans[field as usize] = Some(span);
         self.take(at + self.delimiter.len());
         self.state = State::Between;
         Ok(true)
     }
+}
+
+/// A boolean as a form has it.
+fn truth(text: &str) -> Option<bool> {
+    // What engines take for true or false; anything else they refuse.
+    let is_any = |words: &[&str]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
+    if is_any(&["true", "1", "yes", "on", "t", "y"]) {
+        return Some(true);
+    }
+    is_any(&["false", "0", "no", "off", "f", "n"]).then_some(false)
+}
+
+/// A number from 1 as a form has it: digits, and nothing that another reader would take for another number.
+fn count(text: &str) -> Option<u64> {
+    let is_plain = !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_plain { text.parse().ok() } else { None }
+}
+
+fn too_few(name: &'static str) -> Fault {
+    invalid(name, format!("{name} must be a whole number from 1"))
 }
 
 /// What a part's headers say.

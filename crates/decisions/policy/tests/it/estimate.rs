@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tidegate_core::Case;
-use tidegate_policy::estimate::{Caps, Cost, OUTPUT_UNKNOWN_TOKENS, Output, Prompt, cost, needs_count};
+use tidegate_policy::estimate::{Caps, Cost, OUTPUT_UNKNOWN_TOKENS, Output, Prompt, cost, needs_count, upload_cost};
 
 const fn generated(asked: Option<u64>) -> Output {
     Output::Generated { asked, choices: 1 }
@@ -91,6 +91,23 @@ fn the_byte_bound_will_do_while_it_is_a_64th_of_the_allowance_and_fits_the_conte
     assert!(!needs_count(10_000, Output::None, &only_context, None));
     let narrow = Caps { identity_input_tokens: Some(50), ..Caps::default() };
     assert!(needs_count(51, Output::None, &narrow, None) && !needs_count(50, Output::None, &narrow, None));
+}
+
+#[test]
+fn an_upload_reserves_the_smallest_bound_and_sends_it_only_where_one_was_named() {
+    let of = |asked, caps: &Caps| {
+        let found = upload_cost(asked, caps);
+        assert_eq!(found.prompt_tokens, 0);
+        (found.output_tokens, found.max_tokens)
+    };
+    let caps = caps(448, 300, 200);
+    assert_eq!(of(None, &caps), (200, Some(200)));
+    assert_eq!(of(Some(70), &caps), (70, Some(70)));
+    assert_eq!(of(Some(u64::MAX), &caps), (200, Some(200)));
+    let only_context = Caps { context_tokens: Some(448), ..Caps::default() };
+    assert_eq!(of(None, &only_context), (448, None));
+    assert_eq!(of(Some(1_000), &only_context), (448, Some(448)));
+    assert_eq!(of(None, &Caps::default()), (OUTPUT_UNKNOWN_TOKENS, None));
 }
 
 proptest! {

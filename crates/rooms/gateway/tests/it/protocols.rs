@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tidegate_core::{Outcome, UsageSource};
 use tidegate_testkit::fake::{Fault, Script, ToolCall};
 
-use crate::house::{Answer, CHAT, CHAT_STREAM, House, SITE, Setup, local, translating};
+use crate::house::{Answer, CHAT, CHAT_STREAM, House, SITE, Setup, alias_with, local, translating};
 
 const CHATS: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
@@ -704,6 +704,52 @@ fn a_transcription_may_be_text_or_a_stream_but_not_a_page() {
         let answer = send_form(&mut house, Some("chat"), None).await;
         assert_eq!(answer.text(), body.replace("\"model\":\"m\"", "\"model\":\"chat\""));
         assert!(house.entry().streamed);
+    });
+}
+
+#[test]
+fn a_forms_own_token_bound_is_reserved_and_clamped() {
+    local(async {
+        for (asked, sent) in [(Some("40"), 40), (Some("100000"), 256), (None, 256)] {
+            let mut house = House::new(SITE, vec![good()]).await;
+            let fields: Vec<_> =
+                [("model", "chat")].into_iter().chain(asked.map(|asked| ("max_completion_tokens", asked))).collect();
+            let request = house.form(&fields, b"RIFF", &[]);
+            assert_eq!(house.send(request).await.status, 200, "{asked:?}");
+            let told = String::from_utf8(house.engines[0].runs()[0].body.to_vec()).unwrap();
+            let field = format!("name=\"max_completion_tokens\"\r\n\r\n{sent}\r\n");
+            assert_eq!(
+                told.matches("max_completion_tokens").count(),
+                told.matches(&field).count(),
+                "{asked:?}: {told}"
+            );
+            assert!(told.contains(&field), "{asked:?}: {told}");
+            assert_eq!(house.entry().reserved_tokens, sent, "{asked:?}");
+        }
+        let mut house = House::new(SITE, vec![good()]).await;
+        let request = house.form(&[("model", "chat"), ("max_completion_tokens", "-1")], b"RIFF", &[]);
+        let answer = house.send(request).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str(), house.runs()), (400, "invalid_value", 0));
+    });
+}
+
+#[test]
+fn a_form_that_asks_for_a_stream_has_a_streams_time() {
+    local(async {
+        let documents = alias_with("timeouts: {whole: 5s, wholeStreamed: 20s}");
+        let event = r#"{"object":"transcription.chunk","model":"m","choices":[{"index":0,"delta":{"content":"hi"}}]}"#;
+        // It begins and does not end.
+        let sent = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\ndata: {event}\n\n"
+        );
+        for (stream, seconds) in [("true", 20), ("false", 5)] {
+            let mut house = House::of_raw(&documents, sent.clone(), false).await;
+            let request = house.form(&[("stream", stream), ("model", "chat")], b"RIFF", &[]);
+            let start = tokio::time::Instant::now();
+            assert_eq!(house.send(request).await.status, 200);
+            assert_eq!(start.elapsed().as_secs(), seconds, "stream={stream}");
+            assert!(house.entry().streamed, "what came was a stream");
+        }
     });
 }
 

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 use tidegate_core::{Case, Fault};
-use tidegate_wire::multipart::{Form, HEAD_MAX, HEADERS_MAX, MODEL_MAX, PARTS_MAX, Step};
+use tidegate_wire::multipart::{Form, HEAD_MAX, HEADERS_MAX, MODEL_MAX, PARTS_MAX, Step, VALUE_MAX};
 
 const TYPE: &str = "multipart/form-data; boundary=XyZ";
 
@@ -29,7 +29,7 @@ fn run(body: &[u8], read: usize) -> Result<(Step, Option<String>, Vec<u8>), Faul
             break;
         }
     }
-    let mut out = form.head("served").to_vec();
+    let mut out = form.head("served", None).to_vec();
     for read in reads {
         form.watch(read)?;
         out.extend_from_slice(read);
@@ -44,7 +44,7 @@ fn the_model_before_the_file_is_found_and_rewritten_at_every_split() {
     let expected = body.replace("whisper", "served");
     for read in 1..=body.len() {
         let (step, model, out) = run(body.as_bytes(), read).unwrap();
-        assert_eq!((step, model.as_deref()), (Step::Model, Some("whisper")), "reads of {read}");
+        assert_eq!((step, model.as_deref()), (Step::Done, Some("whisper")), "reads of {read}");
         assert_eq!(std::str::from_utf8(&out).unwrap(), expected, "reads of {read}");
     }
 }
@@ -54,7 +54,7 @@ fn without_a_model_one_is_put_in_front() {
     for body in [form(&[file("abc")]), form(&[field("language", "en")])] {
         for read in [1, 7, body.len()] {
             let (step, model, out) = run(body.as_bytes(), read).unwrap();
-            assert_eq!((step, model), (Step::NoModel, None));
+            assert_eq!((step, model), (Step::Done, None));
             assert_eq!(std::str::from_utf8(&out).unwrap(), field("model", "served") + &body);
         }
     }
@@ -78,6 +78,75 @@ fn a_model_behind_the_file_or_given_twice_is_refused_wherever_the_reads_are_cut(
         }
     }
     assert!(run(form(&[field("model", &"m".repeat(MODEL_MAX))]).as_bytes(), 5).is_ok());
+}
+
+/// What the head says of the answer, and the head for an engine.
+fn asked(body: &str, read: usize, max_tokens: Option<u64>) -> Result<(bool, Option<u64>, String), Fault> {
+    let mut form = Form::new(TYPE)?;
+    for read in body.as_bytes().chunks(read) {
+        if form.push(read)? == Step::Done {
+            break;
+        }
+    }
+    let head = String::from_utf8(form.head("served", max_tokens).to_vec()).unwrap();
+    Ok((form.stream(), form.max_tokens(), head))
+}
+
+#[test]
+fn a_form_that_asks_for_a_stream_or_fewer_tokens_is_understood_at_every_split() {
+    let fields =
+        |tokens, model| [field("stream", "true"), field("max_completion_tokens", tokens), field("model", model)];
+    let body = form(&[&fields("900", "whisper")[..], &[file("abc")]].concat());
+    let clamped = fields("77", "served").concat();
+    for read in 1..=body.len() {
+        let (stream, tokens, head) = asked(&body, read, Some(77)).unwrap();
+        assert_eq!((stream, tokens), (true, Some(900)), "reads of {read}");
+        assert!(head.starts_with(&clamped), "reads of {read}: {head}");
+    }
+    let (.., head) = asked(&body, 5, None).unwrap();
+    assert!(head.starts_with(&fields("900", "served").concat()), "what is not bounded stays: {head}");
+    let plain = form(&[field("model", "whisper"), file("abc")]);
+    let (stream, tokens, head) = asked(&plain, 9, Some(77)).unwrap();
+    assert_eq!((stream, tokens), (false, None));
+    assert!(head.starts_with(&(field("max_completion_tokens", "77") + &field("model", "served"))), "{head}");
+    for (text, stream) in [("True", true), ("1", true), ("false", false), ("0", false), ("OFF", false)] {
+        assert_eq!(asked(&form(&[field("stream", text)]), 4, None).unwrap().0, stream, "{text}");
+    }
+}
+
+#[test]
+fn a_forms_stream_and_token_bound_have_one_reading_or_are_refused() {
+    let tokens = "max_completion_tokens";
+    let long = "1".repeat(VALUE_MAX + 1);
+    for (name, value) in [
+        ("stream", ""),
+        ("stream", "maybe"),
+        ("stream", " true"),
+        (tokens, ""),
+        (tokens, "0"),
+        (tokens, "-1"),
+        (tokens, "+1"),
+        (tokens, "1.5"),
+        (tokens, "1e3"),
+        (tokens, "007"),
+        (tokens, "18446744073709551616"),
+        (tokens, &long),
+    ] {
+        for read in [1, 1_000] {
+            let fault = asked(&form(&[field(name, value)]), read, None).unwrap_err();
+            assert_eq!((fault.case, fault.param.as_deref()), (Case::InvalidValue, Some(name)), "{name} {value:?}");
+        }
+    }
+    assert_eq!(asked(&form(&[field(tokens, "18446744073709551615")]), 7, None).unwrap().1, Some(u64::MAX));
+    for name in ["stream", tokens] {
+        let twice = form(&[field(name, "1"), field(name, "1")]);
+        assert!(asked(&twice, 3, None).is_err(), "{name}");
+        let late = form(&[field("model", "m"), file("abc"), field(name, "1")]);
+        for read in [1, 40, late.len()] {
+            let fault = run(late.as_bytes(), read).unwrap_err();
+            assert_eq!(fault.param.as_deref(), Some(name), "reads of {read}");
+        }
+    }
 }
 
 #[test]
@@ -185,7 +254,7 @@ proptest! {
         let (open, close) = ("--XyZ\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n", "\r\n--XyZ--\r\n");
         let body = [head.as_bytes(), open.as_bytes(), &content, close.as_bytes()].concat();
         let (step, found, out) = run(&body, read).unwrap();
-        prop_assert_eq!(step, Step::Model);
+        prop_assert_eq!(step, Step::Done);
         prop_assert_eq!(found.unwrap(), model.clone());
         parts.pop();
         let expected = [parts.concat().as_bytes(), field("model", "served").as_bytes(), open.as_bytes(), &content, close.as_bytes()].concat();
