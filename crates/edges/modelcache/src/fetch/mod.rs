@@ -29,6 +29,7 @@ use tidegate_core::Sha256Digest;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+pub use self::backoff::Backoff;
 pub use self::clock::Clocks;
 use self::obtain::Order;
 use self::range::Note;
@@ -65,6 +66,7 @@ pub struct FetchOptions {
     /// Length of one request in bytes, at most [`RANGE_BYTES_MAX`]; it is made of whole chunks, at least one.
     pub range_bytes: u64,
     pub clocks: Clocks,
+    pub backoff: Backoff,
     pub disk_io: DiskIo,
 }
 
@@ -75,6 +77,7 @@ impl Default for FetchOptions {
             streams: STREAMS_DEFAULT,
             range_bytes: RANGE_BYTES_DEFAULT,
             clocks: Clocks::default(),
+            backoff: Backoff::default(),
             disk_io: DiskIo::default(),
         }
     }
@@ -196,7 +199,7 @@ async fn resolve(
     sink: Sink<'_>,
 ) -> Result<Manifest, CacheFault> {
     let object = model.object(MANIFEST);
-    let mut tries = backoff::Tries::default();
+    let mut tries = backoff::Tries::new(options.backoff);
     let bytes = loop {
         match remote.get_small(&object, MANIFEST_BYTES_MAX).await {
             Ok((bytes, _)) => break bytes,
@@ -319,6 +322,7 @@ pub(crate) struct Shared {
     pool: Arc<Pool>,
     brake: Brake,
     clocks: Clocks,
+    backoff: Backoff,
     notes: mpsc::Sender<Note>,
 }
 
@@ -353,7 +357,7 @@ impl Brake {
 }
 
 /// Even in 0..1; for jitter only.
-fn random() -> f64 {
+pub(crate) fn random() -> f64 {
     let bits = RandomState::new().hash_one(0_u8);
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }

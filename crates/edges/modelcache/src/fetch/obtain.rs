@@ -84,6 +84,7 @@ impl Order<'_> {
             pool: Pool::new(buffers, buffer_bytes),
             brake: Brake::default(),
             clocks: self.options.clocks,
+            backoff: self.options.backoff,
             notes,
         });
         let limits = Limits { streams, checkers: checkers.min(streams), range_chunks };
@@ -230,6 +231,7 @@ impl Run<'_> {
         }
         state.opened = Some(opened);
         self.plan.prepared(file, found);
+        self.adopt(file);
     }
 
     fn checked(&mut self, file: usize, span: Span, wrong: &[u32]) {
@@ -241,13 +243,15 @@ impl Run<'_> {
             self.recount(file);
         }
         self.plan.checked(file, span, wrong);
-        if self.files[file].target.is_none() && self.files[file].proven == self.files[file].wanted.entry.size {
-            self.adopted(file);
-        }
+        self.adopt(file);
     }
 
-    /// A content file of the cache is right as it is.
-    fn adopted(&mut self, file: usize) {
+    /// Lets go of a content file of the cache that is proven to be right as it is.
+    fn adopt(&mut self, file: usize) {
+        let state = &self.files[file];
+        if state.target.is_some() || state.proven < state.wanted.entry.size {
+            return;
+        }
         self.close(file);
         let wanted = self.files[file].wanted.clone();
         // a fetch that died between the rename and the end of its cleaning has left a folder

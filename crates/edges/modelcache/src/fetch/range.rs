@@ -71,7 +71,7 @@ pub(crate) async fn fetch(shared: &Shared, target: &Target, span: Span) -> Resul
         write: None,
         wrong: Vec::new(),
     };
-    let mut tries = Tries::default();
+    let mut tries = Tries::new(shared.backoff);
     while cursor.at < cursor.end {
         shared.brake.passed().await;
         let before = cursor.at;

@@ -2,6 +2,9 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod evict;
+mod fetch;
+mod kill;
 mod manifest;
+mod model;
 mod owner;
 mod store;
