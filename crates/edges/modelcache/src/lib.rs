@@ -4,6 +4,7 @@
 //! - [`layout`]: where things are, in the store and on the disk.
 //! - [`fault`]: everything that can go wrong, by name.
 //! - [`remote`]: the object store, every answer checked.
+//! - [`source`], [`push`]: a model on the disk, and its way into the store.
 
 mod buffer;
 pub mod cache;
@@ -14,14 +15,17 @@ pub mod failpoint;
 pub mod fault;
 pub mod fetch;
 pub mod flight;
+pub mod hash;
 mod journal;
 pub mod layout;
 pub mod manifest;
 pub mod owner;
 pub mod progress;
 pub mod publish;
+pub mod push;
 pub mod remote;
 pub mod room;
+pub mod source;
 pub mod verify;
 mod writer;
 

@@ -57,6 +57,15 @@ pub enum Event {
         /// Bytes of them that are on the disk.
         cached_bytes: u64,
     },
+    /// A push reads a file to learn its digests; at most ten in a second for each file.
+    Hashing {
+        /// The path in the model.
+        file: String,
+        /// Bytes of this file that are hashed.
+        bytes: u64,
+        /// Its length.
+        total: u64,
+    },
     /// The first byte of a file is asked for.
     FileStarted {
         /// The path in the model.
@@ -304,12 +313,14 @@ impl Feed {
                 state.files.remove(file);
             }
             Event::Published { .. } | Event::Failed { .. } => state.last = Some(event.clone()),
-            Event::ChunkBad { .. } | Event::Retry { .. } | Event::Missed { .. } => {}
+            Event::Hashing { .. } | Event::ChunkBad { .. } | Event::Retry { .. } | Event::Missed { .. } => {}
         }
-        state.listeners.retain(|listener| listener.upgrade().is_some_and(|queue| {
-            queue.push(event.clone());
-            true
-        }));
+        state.listeners.retain(|listener| {
+            listener.upgrade().is_some_and(|queue| {
+                queue.push(event.clone());
+                true
+            })
+        });
     }
 
     /// Sends the last event of what ended with `fault`, and keeps the fault itself for the listeners.
@@ -346,7 +357,12 @@ impl Feed {
         }
         let queue = Arc::new(Queue::default());
         queue.state.lock().fault.clone_from(&state.fault);
-        state.resolved.iter().chain(state.files.values()).chain(&state.last).for_each(|event| queue.push(event.clone()));
+        state
+            .resolved
+            .iter()
+            .chain(state.files.values())
+            .chain(&state.last)
+            .for_each(|event| queue.push(event.clone()));
         if state.closed {
             queue.close();
         } else {
@@ -376,9 +392,12 @@ impl Queue {
         let mut state = self.state.lock();
         // A newer report of the same file takes the place of the one that waits.
         if let Event::Progress { file, .. } = &event
-            && let Some(waiting) = state.events.iter_mut().rev().take(QUEUE_MAX / 16).find(|waiting| {
-                matches!(waiting, Event::Progress { file: waiting, .. } if waiting == file)
-            })
+            && let Some(waiting) = state
+                .events
+                .iter_mut()
+                .rev()
+                .take(QUEUE_MAX / 16)
+                .find(|waiting| matches!(waiting, Event::Progress { file: waiting, .. } if waiting == file))
         {
             *waiting = event;
         } else {

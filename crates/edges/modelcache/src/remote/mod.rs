@@ -111,6 +111,12 @@ impl Remote {
         &self.url
     }
 
+    /// Whether it is a folder of this machine: reading costs nothing there, and nothing is noted beside objects.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(&*self.backend, Backend::Folder(_))
+    }
+
     /// Size and entity tag of an object.
     ///
     /// # Errors

@@ -7,4 +7,6 @@ mod kill;
 mod manifest;
 mod model;
 mod owner;
+mod push;
+mod source;
 mod store;
