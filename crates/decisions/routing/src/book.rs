@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use tidegate_core::{Monotonic, ReplicaId};
 
@@ -54,7 +54,7 @@ impl ReplicaState {
 pub struct Replica {
     id: ReplicaId,
     state: AtomicU8,
-    booked: AtomicU32,
+    bookings: Bookings,
     breaker: Mutex<Breaker>,
     /// Mirror of "the breaker is closed", so that the common case takes no lock.
     closed: std::sync::atomic::AtomicBool,
@@ -67,7 +67,7 @@ impl Replica {
         Self {
             id,
             state: AtomicU8::new(ReplicaState::Starting as u8),
-            booked: AtomicU32::new(0),
+            bookings: Bookings::default(),
             breaker: Mutex::new(Breaker::new(BreakerSettings::default())),
             closed: std::sync::atomic::AtomicBool::new(true),
         }
@@ -97,7 +97,18 @@ impl Replica {
     /// Requests of ours that it has now.
     #[must_use]
     pub fn booked(&self) -> u32 {
-        self.booked.load(Ordering::Relaxed)
+        self.bookings.count()
+    }
+
+    /// Draws a line under the bookings there are now; one before is forgotten. For one observer.
+    pub fn mark_bookings(&self) {
+        self.bookings.mark();
+    }
+
+    /// Of the requests that were booked when the line was drawn, those that still are.
+    #[must_use]
+    pub fn booked_before_mark(&self) -> u32 {
+        self.bookings.count_before_mark()
     }
 
     /// Whether it may be picked now.
@@ -122,8 +133,8 @@ impl Replica {
         if !self.closed.load(Ordering::Relaxed) && !self.with_breaker(|breaker| breaker.admit(now)) {
             return None;
         }
-        self.booked.fetch_add(1, Ordering::Relaxed);
-        Some(Lease { replica: Some(Arc::clone(self)) })
+        let mark = self.bookings.begin();
+        Some(Lease { replica: Some(Arc::clone(self)), mark })
     }
 
     fn with_breaker<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
@@ -134,18 +145,67 @@ impl Replica {
     }
 }
 
+/// Bookings now, those of them since the last mark, and which mark that is, in one word: they change together, and a
+/// booking costs one atomic step.
+#[derive(Debug, Default)]
+struct Bookings(AtomicU64);
+
+impl Bookings {
+    /// Bits of each count: 16 million, more than connections can be open. The mark has the rest and goes round after
+    /// 65,536: drawn every few seconds that is days, longer than any request lasts.
+    const COUNT_BITS: u32 = 24;
+    const COUNT: u64 = (1 << Self::COUNT_BITS) - 1;
+    /// One booking since the mark.
+    const FRESH: u64 = (1 << Self::COUNT_BITS) + 1;
+    /// One booking from before it.
+    const OLD: u64 = 1;
+
+    const fn mark_of(word: u64) -> u16 {
+        (word >> (2 * Self::COUNT_BITS)) as u16
+    }
+
+    /// One more. The mark under which it stands is to be given back with it.
+    fn begin(&self) -> u16 {
+        Self::mark_of(self.0.fetch_add(Self::FRESH, Ordering::Relaxed))
+    }
+
+    fn end(&self, mark: u16) {
+        let less = |word| word - if Self::mark_of(word) == mark { Self::FRESH } else { Self::OLD };
+        self.0.update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    fn mark(&self) {
+        let next = |word| {
+            let mark = u64::from(Self::mark_of(word).wrapping_add(1));
+            (mark << (2 * Self::COUNT_BITS)) | (word & Self::COUNT)
+        };
+        self.0.update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
+    fn count(&self) -> u32 {
+        (self.0.load(Ordering::Relaxed) & Self::COUNT) as u32
+    }
+
+    fn count_before_mark(&self) -> u32 {
+        let word = self.0.load(Ordering::Relaxed);
+        ((word & Self::COUNT) - (word >> Self::COUNT_BITS & Self::COUNT)) as u32
+    }
+}
+
 /// One booking of a replica; released exactly once on every exit, also when it is dropped unreported.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped at once books nothing"]
 pub struct Lease {
     replica: Option<Arc<Replica>>,
+    /// The line under the bookings before it.
+    mark: u16,
 }
 
 impl Lease {
     /// Gives the booking back and tells the breaker how the attempt ended.
     pub fn release(mut self, report: Report, now: Monotonic) {
         if let Some(replica) = self.replica.take() {
-            give_back(&replica, report, now);
+            give_back(&replica, self.mark, report, now);
         }
     }
 
@@ -160,13 +220,13 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(replica) = self.replica.take() {
-            give_back(&replica, Report::Unknown, Monotonic::default());
+            give_back(&replica, self.mark, Report::Unknown, Monotonic::default());
         }
     }
 }
 
-fn give_back(replica: &Replica, report: Report, now: Monotonic) {
-    replica.booked.fetch_sub(1, Ordering::Relaxed);
+fn give_back(replica: &Replica, mark: u16, report: Report, now: Monotonic) {
+    replica.bookings.end(mark);
     report_to(replica, report, now);
 }
 
@@ -215,5 +275,46 @@ mod tests {
         let later = Monotonic::from_ms(10_000);
         drop(replica.book(later).unwrap());
         assert!(replica.is_pickable(later));
+    }
+
+    #[test]
+    fn bookings_before_a_mark_are_told_from_those_after_it_however_they_end() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        replica.set_state(ReplicaState::Serving);
+        let counts = || (replica.booked(), replica.booked_before_mark());
+        let book = || replica.book(NOW).unwrap();
+        let (old, older) = (book(), book());
+        assert_eq!(counts(), (2, 0), "no line was drawn yet");
+        replica.mark_bookings();
+        let young = book();
+        assert_eq!(counts(), (3, 2));
+        drop(book());
+        assert_eq!(counts(), (3, 2));
+        drop(old);
+        assert_eq!(counts(), (2, 1));
+        replica.mark_bookings();
+        assert_eq!(counts(), (2, 2), "all are old now");
+        drop((young, older));
+        assert_eq!(counts(), (0, 0));
+    }
+
+    #[test]
+    fn marks_go_round_and_counts_stay_exact_while_all_cores_book() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        replica.set_state(ReplicaState::Serving);
+        let kept = replica.book(NOW).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..20_000).for_each(|_| drop(replica.book(NOW).unwrap())));
+            }
+            for _ in 0..=u16::MAX {
+                replica.mark_bookings();
+                assert_eq!(replica.booked_before_mark().min(1), 1, "the one that stays was there before");
+            }
+        });
+        assert_eq!((replica.booked(), replica.booked_before_mark()), (1, 1));
+        replica.mark_bookings();
+        drop(kept);
+        assert_eq!((replica.booked(), replica.booked_before_mark()), (0, 0));
     }
 }

@@ -77,7 +77,7 @@ impl Backend {
     }
 
     /// Whether a sample taken after `since` shows that the engine has let go of a request that was booked there: it
-    /// counts fewer than were booked when it was taken. Every request that it is short of can be claimed once, over all
+    /// counts fewer than it must have had ([`Sample::booked`]). Every request that it is short of can be claimed once, over all
     /// cores, so that of two that are held only one goes when one still runs.
     #[must_use]
     pub fn claim_let_go(&self, since: Instant) -> bool {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::client::{ClientError, Head, Pool};
 use crate::dialect::Dialect;
@@ -18,6 +18,9 @@ use crate::dialect::Dialect;
 pub const EVERY: Duration = Duration::from_secs(5);
 /// Deadline of one scrape.
 pub const DEADLINE: Duration = Duration::from_secs(4);
+/// How long a request may be on its way to an engine, and its answer on its way back, with nothing of it at the engine:
+/// connecting to one on the same network takes milliseconds.
+pub const IN_TRANSIT: Duration = Duration::from_millis(250);
 /// Age from which a signal is unknown: two scrapes were missed.
 pub const STALE_AFTER: Duration = Duration::from_secs(15);
 /// Bytes of a metrics page. vLLM's largest recorded one has 80 KB.
@@ -43,8 +46,8 @@ pub struct Sample {
     pub signals: Signals,
     /// When.
     pub at: Instant,
-    /// Requests booked at the replica when the scrape began, or when it ended if there were fewer then; `None` when
-    /// nobody could say. Bookings of a later moment have nothing to do with the signals.
+    /// Requests that the engine must have had when it rendered the page: booked at the replica [`IN_TRANSIT`] before the
+    /// scrape began and still [`IN_TRANSIT`] after it ended; `None` when nobody could say.
     pub booked: Option<u32>,
 }
 
@@ -75,7 +78,12 @@ pub enum ScrapeError {
 /// # Errors
 /// [`ScrapeError`]; the caller keeps the last sample, which grows old.
 pub async fn scrape(pool: &Arc<Pool>, dialect: Dialect) -> Result<Sample, ScrapeError> {
-    let before = pool.booked();
+    // Where nothing is booked, nothing can be compared with the page.
+    let watched = pool.watched().filter(|replica| replica.booked() > 0);
+    if let Some(replica) = watched {
+        replica.mark_bookings();
+        sleep(IN_TRANSIT).await;
+    }
     let page = async {
         let response = pool.send(Head::get("/metrics"), Bytes::new()).await?;
         if response.head.status != 200 {
@@ -84,7 +92,12 @@ pub async fn scrape(pool: &Arc<Pool>, dialect: Dialect) -> Result<Sample, Scrape
         Ok(response.body.collect(PAGE_MAX).await?)
     };
     let page = tokio::time::timeout(DEADLINE, page).await.map_err(|_| ScrapeError::Timeout)??;
-    Ok(Sample { signals: parse(dialect, &page), at: Instant::now(), booked: before.min(pool.booked()) })
+    let (signals, at) = (parse(dialect, &page), Instant::now());
+    if watched.is_some() {
+        sleep(IN_TRANSIT).await;
+    }
+    let booked = pool.watched().map(|_| watched.map_or(0, |replica| replica.booked_before_mark()));
+    Ok(Sample { signals, at, booked })
 }
 
 /// How the series of one family make one figure.

@@ -88,9 +88,9 @@ impl Pool {
         Arc::new(Self { endpoint, settings, idle: Mutex::new(Vec::new()), watched: Some(replica) })
     }
 
-    /// Requests booked now at the replica that is watched over this pool.
-    pub(crate) fn booked(&self) -> Option<u32> {
-        self.watched.as_ref().map(|replica| replica.booked())
+    /// The replica that is watched over this pool.
+    pub(crate) const fn watched(&self) -> Option<&Arc<Replica>> {
+        self.watched.as_ref()
     }
 
     /// The engine.

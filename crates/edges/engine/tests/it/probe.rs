@@ -12,6 +12,7 @@ use tidegate_engine::probe::{NotReady, Probe, Ready};
 use tidegate_engine::scrape::{self, ScrapeError, Signals};
 use tidegate_routing::{Replica, ReplicaState};
 use tidegate_testkit::{FakeEngine, Fault, Refusal, Script};
+use tokio::time::Instant;
 
 use crate::fixtures;
 use crate::memory::Memory;
@@ -105,21 +106,27 @@ async fn a_scrape_reads_signals_or_says_why_not() {
     assert!(matches!(scrape::scrape(&pool, Dialect::Vllm).await, Err(ScrapeError::Client(_))));
 }
 
-#[tokio::test]
-async fn a_sample_knows_what_was_booked_when_the_scrape_began() {
+/// A replica whose `/metrics` page the test renders.
+fn watched() -> (Backend, Arc<Memory>) {
     let memory = Arc::new(Memory::default());
     let connect: Arc<dyn Connect> = Arc::clone(&memory) as Arc<dyn Connect>;
     let endpoint = Endpoint::custom(connect, "engine:8000", None).unwrap();
     let replica = Replica::new("replica/0".into());
     replica.set_state(ReplicaState::Serving);
-    let backend = Backend::new(replica, &endpoint, PoolSettings::default(), 1);
+    (Backend::new(replica, &endpoint, PoolSettings::default(), 1), memory)
+}
+
+const ONE_RUNS: &str = "HTTP/1.1 200 OK\r\ncontent-length: 28\r\n\r\nvllm:num_requests_running 1\n";
+
+#[tokio::test(start_paused = true)]
+async fn a_sample_knows_what_the_engine_must_have_had() {
+    let (backend, memory) = watched();
     let first = backend.replica().book(Monotonic::default()).unwrap();
     let mut engine = memory.prepare(4096);
-    let page = "HTTP/1.1 200 OK\r\ncontent-length: 28\r\n\r\nvllm:num_requests_running 1\n";
     let (sample, second) = tokio::join!(scrape::scrape(backend.watch_pool(), Dialect::Vllm), async {
         engine.request(0).await;
         let second = backend.replica().book(Monotonic::default());
-        engine.say(page).await;
+        engine.say(ONE_RUNS).await;
         second
     });
     let sample = sample.unwrap();
@@ -133,4 +140,35 @@ async fn a_sample_knows_what_was_booked_when_the_scrape_began() {
     backend.set_sample(Some(scrape::Sample { booked: None, ..sample }));
     assert!(!backend.claim_let_go(before), "unknown is not idle");
     drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_is_not_freed_by_a_page_that_a_request_or_an_answer_on_its_way_is_missing_from() {
+    let since = Instant::now() - Duration::from_secs(1);
+    // The held one runs. Another was booked just before the scrape, or ends just after it: it is not on the page.
+    for is_late in [false, true] {
+        let (backend, memory) = watched();
+        let book = || backend.replica().book(Monotonic::default()).unwrap();
+        let held = book();
+        let mut engine = memory.prepare(4096);
+        let old = is_late.then(book);
+        let (sample, young) = tokio::join!(scrape::scrape(backend.watch_pool(), Dialect::Vllm), async {
+            let young = (!is_late).then(book);
+            engine.request(0).await;
+            engine.say(ONE_RUNS).await;
+            drop(old);
+            young
+        });
+        backend.set_sample(Some(sample.unwrap()));
+        assert!(!backend.claim_let_go(since), "late: {is_late}");
+        // When both were there all the time, the page shows that one has gone.
+        let young = young.unwrap_or_else(book);
+        let (sample, ()) = tokio::join!(scrape::scrape(backend.watch_pool(), Dialect::Vllm), async {
+            engine.request(0).await;
+            engine.say(ONE_RUNS).await;
+        });
+        backend.set_sample(Some(sample.unwrap()));
+        assert_eq!([(); 2].map(|()| backend.claim_let_go(since)), [true, false], "late: {is_late}");
+        drop((held, young));
+    }
 }
