@@ -6,9 +6,14 @@
 //!                           --> connector()  the same engine over in-memory streams, for tests on a paused clock
 //!                           --> requests(), usage_log()   what it was asked, and what it says it generated
 //! RealS3::start(S3Server, S3Options)         versitygw or SeaweedFS, installed by tools/real/s3
+//! S3Double::start() --> fault(When, S3Fault) what no real store does on demand
+//!                   --> log()                every request, and the bytes that left
 //! ```
 
 pub mod fake;
 pub mod real;
+pub mod s3;
 
 pub use fake::{FakeEngine, Fault, Finish, Pace, Recorded, Refusal, Script, Shape, ToolCall, UsageRow};
+pub use real::{RealS3, S3Options, S3Server};
+pub use s3::{S3Double, S3Fault, S3Log, S3Request, Verb, When};

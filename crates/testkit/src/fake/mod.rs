@@ -4,7 +4,7 @@ mod answers;
 mod plan;
 mod refusal;
 mod script;
-mod wire;
+pub(crate) mod wire;
 
 use std::io;
 use std::net::SocketAddr;

@@ -67,7 +67,7 @@ pub(super) enum Played {
 }
 
 /// A stream the fake engine can listen to.
-pub(super) trait Wire: AsyncRead + AsyncWrite + Unpin {
+pub(crate) trait Wire: AsyncRead + AsyncWrite + Unpin {
     /// Makes the end of the connection a reset instead of a close, where there is such a thing.
     fn make_reset(&self);
 }
@@ -84,7 +84,7 @@ impl Wire for tokio::io::DuplexStream {
 }
 
 /// Reads one request; `None` when the peer closed between two. `buffer` keeps what came too early.
-pub(super) async fn read_request<W: Wire>(wire: &mut W, buffer: &mut BytesMut) -> io::Result<Option<Recorded>> {
+pub(crate) async fn read_request<W: Wire>(wire: &mut W, buffer: &mut BytesMut) -> io::Result<Option<Recorded>> {
     let (mut request, length) = loop {
         if let Some(head) = parse_head(buffer)? {
             break head;

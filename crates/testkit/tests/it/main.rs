@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod real;
+mod s3;
 
 use std::path::PathBuf;
 use std::sync::Arc;
