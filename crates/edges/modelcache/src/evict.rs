@@ -207,7 +207,8 @@ fn kept(models: &[Held]) -> Vec<(Sha256Digest, Hold, u64)> {
         }
     }
     let shared = users.into_iter().filter(|(_, users)| *users > 1).map(|(file, _)| file).collect();
-    let mut kept: Vec<_> = held().map(|(model, hold)| (model.digest, hold, freed(&model.files, &shared).bytes)).collect();
+    let mut kept: Vec<_> =
+        held().map(|(model, hold)| (model.digest, hold, freed(&model.files, &shared).bytes)).collect();
     kept.sort_unstable_by_key(|&(digest, _, bytes)| (Reverse(bytes), digest));
     kept
 }

@@ -76,7 +76,8 @@ impl Disk {
     ///
     /// It does not answer.
     pub fn of(path: &Path) -> Result<Self, CacheFault> {
-        let stat = rustix::fs::statvfs(path).map_err(|error| CacheFault::disk("ask the size of", path, &error.into()))?;
+        let stat =
+            rustix::fs::statvfs(path).map_err(|error| CacheFault::disk("ask the size of", path, &error.into()))?;
         let block_bytes = stat.f_frsize.max(1);
         Ok(Self {
             total_bytes: stat.f_blocks.saturating_mul(block_bytes),

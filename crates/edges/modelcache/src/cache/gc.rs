@@ -227,9 +227,9 @@ impl Survey {
             }
             (Ok(_), false) => {
                 let path = layout.manifest(model.digest);
-                let age_s = path.symlink_metadata().map_or(0, |metadata| {
-                    now_s.saturating_sub(u64::try_from(metadata.mtime()).unwrap_or(0))
-                });
+                let age_s = path
+                    .symlink_metadata()
+                    .map_or(0, |metadata| now_s.saturating_sub(u64::try_from(metadata.mtime()).unwrap_or(0)));
                 if is_held || age_s < ABANDONED_AFTER_S {
                     self.models.push(model);
                 } else {
@@ -264,18 +264,19 @@ impl Survey {
 
     /// What lies in the cache's folder and is not ours, and what was left in `tmp`.
     fn strangers(&mut self, layout: &Layout) -> Result<(), CacheFault> {
-        const OURS: [&str; 10] = [
-            "files", "partial", "manifests", "refs", "pins", "uses", "artifacts", "tmp", "owner.lock", "owner.sock",
-        ];
+        const OURS: [&str; 10] =
+            ["files", "partial", "manifests", "refs", "pins", "uses", "artifacts", "tmp", "owner.lock", "owner.sock"];
         for name in small::names(layout.root(), shelf::MODELS_MAX)? {
-            let is_ours = name.text().is_some_and(|name| OURS.contains(&name) || Layout::published_digest(name).is_some());
+            let is_ours =
+                name.text().is_some_and(|name| OURS.contains(&name) || Layout::published_digest(name).is_some());
             if !is_ours {
                 self.note(layout, Found::Stranger, &layout.root().join(&name.name), 0, Action::Keep);
             }
         }
         for name in small::names(&layout.tmp(), shelf::CONTENT_MAX)? {
             let path = layout.tmp().join(&name.name);
-            let bytes = if name.kind.is_dir() { 0 } else { path.symlink_metadata().map_or(0, |left| left.blocks() * 512) };
+            let bytes =
+                if name.kind.is_dir() { 0 } else { path.symlink_metadata().map_or(0, |left| left.blocks() * 512) };
             self.note(layout, Found::Leftover, &path, bytes, Action::Remove);
         }
         Ok(())
@@ -296,7 +297,9 @@ impl Survey {
             let path = layout.root().join(&finding.path);
             match finding.found {
                 Found::Leftover | Found::PartialWithoutModel => small::remove_tree_or_file(&path)?,
-                Found::FileWithoutModel | Found::NameWithoutModel | Found::UseWithoutModel => small::remove_file(&path)?,
+                Found::FileWithoutModel | Found::NameWithoutModel | Found::UseWithoutModel => {
+                    small::remove_file(&path)?
+                }
                 // These went with their records above, or are never removed.
                 Found::FolderWithoutManifest
                 | Found::AbandonedFetch

@@ -75,11 +75,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<Indexed>> {
         let (length, after) = after.split_first_chunk::<2>()?;
         let (path, after) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
         let path = std::str::from_utf8(path).ok()?;
-        files.push(Indexed {
-            path: path.to_owned(),
-            size: u64::from_le_bytes(*size),
-            sha256: Sha256Digest(*sha256),
-        });
+        files.push(Indexed { path: path.to_owned(), size: u64::from_le_bytes(*size), sha256: Sha256Digest(*sha256) });
         rest = after;
     }
     rest.is_empty().then_some(files)

@@ -122,8 +122,15 @@ impl Cache {
     /// `owner_busy` when another process is its owner; else what the disk says.
     pub fn open(root: &Path, options: CacheOptions) -> Result<Self, CacheFault> {
         let layout = Layout::new(root);
-        let folders =
-            [layout.files(), layout.partials(), layout.manifests(), layout.refs(), layout.pins(), layout.uses(), layout.artifacts()];
+        let folders = [
+            layout.files(),
+            layout.partials(),
+            layout.manifests(),
+            layout.refs(),
+            layout.pins(),
+            layout.uses(),
+            layout.artifacts(),
+        ];
         for folder in [layout.root().to_path_buf(), layout.tmp()].iter().chain(&folders) {
             std::fs::create_dir_all(folder).map_err(|error| CacheFault::disk("make", folder, &error))?;
         }
@@ -247,8 +254,12 @@ impl Cache {
     fn evict(&self, models: &[shelf::Model], gone: &[Sha256Digest]) -> Result<Vec<Evicted>, CacheFault> {
         let gone: HashSet<_> = gone.iter().copied().collect();
         let is_gone = |model: &&shelf::Model| gone.contains(&model.digest);
-        let mut stays: HashSet<Sha256Digest> =
-            models.iter().filter(|model| !is_gone(model)).flat_map(|model| model.files.iter().flatten()).map(|file| file.sha256).collect();
+        let mut stays: HashSet<Sha256Digest> = models
+            .iter()
+            .filter(|model| !is_gone(model))
+            .flat_map(|model| model.files.iter().flatten())
+            .map(|file| file.sha256)
+            .collect();
         let mut evicted = Vec::new();
         for model in models.iter().filter(is_gone) {
             // From the rename on nobody can begin to load it; a crash after it leaves only files without a record.
@@ -312,7 +323,8 @@ impl Cache {
     pub fn pin(&self, digest: Sha256Digest, hold: Hold, by: &str, note: &str) -> Result<(), CacheFault> {
         let _records = self.records.lock();
         let mut pins = records::pins(&self.layout, digest)?;
-        let since_s = pins.iter().find(|pin| (pin.hold, &*pin.by) == (hold, by)).map_or_else(|| self.now_s(), |pin| pin.since_s);
+        let since_s =
+            pins.iter().find(|pin| (pin.hold, &*pin.by) == (hold, by)).map_or_else(|| self.now_s(), |pin| pin.since_s);
         pins.retain(|pin| (pin.hold, &*pin.by) != (hold, by));
         pins.push(Pin { hold, by: by.to_owned(), note: note.to_owned(), since_s });
         records::set_pins(&self.layout, digest, pins)
@@ -406,11 +418,13 @@ pub fn du(layout: &Layout, keep_free: KeepFree) -> Result<DiskUse, CacheFault> {
 /// Bytes that a small tree takes.
 fn tree_bytes(folder: &Path, depth: usize) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| match entry.metadata() {
-        Ok(metadata) if metadata.is_dir() && depth < 64 => tree_bytes(&entry.path(), depth + 1),
-        Ok(metadata) => metadata.blocks() * 512,
-        Err(_) => 0,
-    }).sum()
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() && depth < 64 => tree_bytes(&entry.path(), depth + 1),
+            Ok(metadata) => metadata.blocks() * 512,
+            Err(_) => 0,
+        })
+        .sum()
 }
 
 /// Takes `owner.lock`, and writes into it whose it is.

@@ -47,8 +47,8 @@ struct PinRecord {
 pub(crate) fn pins(layout: &Layout, digest: Sha256Digest) -> Result<Vec<Pin>, CacheFault> {
     let path = layout.pin(digest);
     let Some(bytes) = small::read(&path, PIN_BYTES_MAX)? else { return Ok(Vec::new()) };
-    let record: PinRecord =
-        serde_json::from_slice(&bytes).map_err(|error| small::damaged(&path, &format!("no record of pins: {error}")))?;
+    let record: PinRecord = serde_json::from_slice(&bytes)
+        .map_err(|error| small::damaged(&path, &format!("no record of pins: {error}")))?;
     if record.version != 1 {
         return Err(small::damaged(&path, "the record of pins is of another version"));
     }
@@ -64,7 +64,9 @@ pub(crate) fn set_pins(layout: &Layout, digest: Sha256Digest, pins: Vec<Pin>) ->
     let too_long = |text: &String| text.len() > PIN_TEXT_MAX || text.chars().any(char::is_control);
     if pins.len() > PINS_MAX || pins.iter().any(|pin| too_long(&pin.by) || too_long(&pin.note)) {
         return Err(CacheFault::BadSettings {
-            reason: format!("a model has at most {PINS_MAX} pins, each with at most {PIN_TEXT_MAX} bytes of plain text"),
+            reason: format!(
+                "a model has at most {PINS_MAX} pins, each with at most {PIN_TEXT_MAX} bytes of plain text"
+            ),
         });
     }
     let record = PinRecord { version: 1, pins };

@@ -143,7 +143,8 @@ pub(crate) fn content(layout: &Layout) -> Result<HashMap<Sha256Digest, u64>, Cac
 /// Files on their way with the bytes that they take on the disk.
 pub(crate) fn partials(layout: &Layout) -> Result<BTreeMap<Sha256Digest, u64>, CacheFault> {
     let names = small::names(&layout.partials(), CONTENT_MAX)?;
-    let digests = names.iter().filter(|name| name.kind.is_dir()).filter_map(|name| name.text().and_then(Sha256Digest::parse));
+    let digests =
+        names.iter().filter(|name| name.kind.is_dir()).filter_map(|name| name.text().and_then(Sha256Digest::parse));
     Ok(digests.map(|digest| (digest, taken(layout, digest))).collect())
 }
 
@@ -206,17 +207,15 @@ pub(crate) fn held(
     let content = content(layout)?;
     let partials = partials(layout)?;
     let on_disk = |file: &Indexed| {
-        let bytes = if content.contains_key(&file.sha256) { Some(file.size) } else { partials.get(&file.sha256).copied() };
+        let bytes =
+            if content.contains_key(&file.sha256) { Some(file.size) } else { partials.get(&file.sha256).copied() };
         bytes.map(|bytes| HeldFile { sha256: file.sha256, bytes })
     };
     let standing = |model: &Model| {
         let running = is_running(model.digest).then_some(Hold::InProgress);
         match model.pins.iter().map(|pin| pin.hold).chain(running).min() {
             Some(hold) => Standing::Kept(hold),
-            None => Standing::Spare {
-                next_use_s: next_use.get(&model.digest).copied(),
-                last_use_s: model.last_use_s,
-            },
+            None => Standing::Spare { next_use_s: next_use.get(&model.digest).copied(), last_use_s: model.last_use_s },
         }
     };
     Ok(models

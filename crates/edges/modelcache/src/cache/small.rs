@@ -65,9 +65,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), CacheFault> {
 
 /// Makes the names in a folder durable.
 pub(crate) fn sync_folder(folder: &Path) -> Result<(), CacheFault> {
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| CacheFault::disk("sync", folder, &error))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| CacheFault::disk("sync", folder, &error))
 }
 
 /// Removes a file that may be gone already.
