@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tidegate_config::site::{Deployment, DeploymentKind, Engine, MemoryBudget, Serve};
+use tidegate_config::site::{Deployment, DeploymentKind, Engine, KvTier, MemoryBudget, Serve};
 
 use crate::dialect::Dialect;
 
@@ -142,6 +142,9 @@ fn vllm(spec: &EngineSpec<'_>) -> Vec<OsString> {
     if let (Some(budget), Some(gpu)) = (&deployment.memory, spec.gpu_memory_bytes) {
         args.value(&["--gpu-memory-utilization"], utilization(budget, deployment.parallel.tp, gpu));
     }
+    if let Some(connector) = connector(deployment) {
+        args.value(&["--kv-transfer-config"], connector);
+    }
     match deployment.kind {
         DeploymentKind::Llm | DeploymentKind::Vlm => {
             args.switch(&["--enable-prefix-caching", "--no-enable-prefix-caching"]);
@@ -154,6 +157,21 @@ fn vllm(spec: &EngineSpec<'_>) -> Vec<OsString> {
     args.switch(&["--enable-request-id-headers", "--no-enable-request-id-headers"]);
     args.switch(&["--enable-server-load-tracking", "--no-enable-server-load-tracking"]);
     args.args
+}
+
+/// The connector of an external KV tier, as vLLM reads it. Every replica both stores and loads, unless the settings say
+/// otherwise: they have the last word, member by member. MemKV is a storage plugin of LMCache, which vLLM sees instead.
+fn connector(deployment: &Deployment) -> Option<String> {
+    let name = match deployment.kv_tier {
+        KvTier::None => return None,
+        KvTier::LmCache | KvTier::MemKv => "LMCacheConnectorV1",
+        KvTier::Nixl => "NixlConnector",
+    };
+    let mut members = serde_json::Map::new();
+    members.insert("kv_connector".to_owned(), name.into());
+    members.insert("kv_role".to_owned(), "kv_both".into());
+    members.extend(deployment.kv_tier_settings.iter().map(|(name, value)| (name.to_string(), value.clone())));
+    Some(serde_json::Value::Object(members).to_string())
 }
 
 /// (weights + KV cache + workspace) / (TP × GPU memory), rounded up to hundredths.

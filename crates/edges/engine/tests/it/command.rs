@@ -1,10 +1,14 @@
 //! Rendered command lines.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
-use tidegate_config::site::{Deployment, DeploymentKind, Engine, EngineDialect, MemoryBudget, MessagesApi, Serve};
+use tidegate_config::site::{
+    Deployment, DeploymentKind, Engine, EngineDialect, KvTier, MemoryBudget, MessagesApi, Serve,
+};
 use tidegate_engine::Dialect;
 use tidegate_engine::launch::{CommandLine, EngineSpec, model_file};
 
@@ -87,6 +91,34 @@ fn vllm_gets_what_the_gate_relies_on_and_no_network() {
     );
     assert_eq!(command.env.get("HF_HUB_OFFLINE").map(|value| &**value), Some("1"));
     assert_eq!(command.env.get("VLLM_NO_USAGE_STATS").map(|value| &**value), Some("1"));
+}
+
+#[test]
+fn vllm_gets_the_connector_of_its_kv_tier_with_its_settings() {
+    let config = |tier: KvTier, settings: &str| {
+        let mut deployment = deployment();
+        deployment.kv_tier = tier;
+        let settings: BTreeMap<String, Value> = serde_json::from_str(settings).unwrap();
+        deployment.kv_tier_settings = settings.into_iter().map(|(name, value)| (name.into(), value)).collect();
+        let args = render(Dialect::Vllm, None, &deployment).args;
+        let at = args.iter().position(|arg| arg == "--kv-transfer-config")?;
+        Some(serde_json::from_str::<Value>(args[at + 1].to_str().unwrap()).unwrap())
+    };
+    assert_eq!(config(KvTier::None, "{}"), None);
+    for (tier, connector) in [
+        (KvTier::LmCache, "LMCacheConnectorV1"),
+        (KvTier::MemKv, "LMCacheConnectorV1"),
+        (KvTier::Nixl, "NixlConnector"),
+    ] {
+        let expected = json!({"kv_connector": connector, "kv_role": "kv_both"});
+        assert_eq!(config(tier, "{}"), Some(expected), "{connector}");
+    }
+    let settings = r#"{"kv_connector":"LMCacheMPConnector","kv_connector_extra_config":{"lmcache.mp.port":6555}}"#;
+    assert_eq!(
+        config(KvTier::LmCache, settings).unwrap(),
+        json!({"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.port": 6555}}),
+        "the settings have the last word"
+    );
 }
 
 #[test]

@@ -13,7 +13,8 @@ use crate::bounds::{GPUS_MAX, REPLICAS_MAX};
 use crate::raw::Class as RawClass;
 use crate::raw::deployment as raw;
 use crate::site::{
-    Deployment, DeploymentKind, Endpoint, GpuNeeds, KvTier, MemoryBudget, Parallel, Placement, Serve, Warmup,
+    Deployment, DeploymentKind, Endpoint, EngineDialect, GpuNeeds, KvTier, MemoryBudget, Parallel, Placement, Serve,
+    Site, Warmup,
 };
 
 const EP_MAX: u32 = 256;
@@ -74,7 +75,7 @@ fn deployment(at: &At<'_>, spec: &raw::Deployment, documents: &Documents, report
     let serve = serve(at, launch.as_ref(), endpoints.as_deref(), report);
     let (context_tokens, max_output_tokens) = tokens(&at.key("limits"), limits.as_ref(), &figures, report);
     let (kv_tier, kv_tier_settings) = self::kv_tier(&at.key("kvTier"), kv_tier.as_ref(), report);
-    arguments(&at.key("engineArgs"), engine_args, memory, context_tokens, report);
+    arguments(&at.key("engineArgs"), engine_args, (memory, kv_tier), context_tokens, report);
     let priority = priority.unwrap_or(0);
     if priority.abs() > PRIORITY_MAX {
         report.error(&at.key("priority"), format!("expected from -{PRIORITY_MAX} to {PRIORITY_MAX}"));
@@ -105,6 +106,27 @@ fn deployment(at: &At<'_>, spec: &raw::Deployment, documents: &Documents, report
         engine_args: arcs(engine_args),
         warmup,
     })
+}
+
+/// A tier that the engine which is to be started cannot have would be left out without a word.
+pub(super) fn check_engines(documents: &Documents, site: &Site, report: &mut Report) {
+    for (doc, _) in documents.deployments.readable() {
+        let Some(deployment) = site.deployments.get(&*doc.name) else { continue };
+        let is_launched = matches!(deployment.serve, Serve::Launch { .. });
+        if !is_launched || deployment.kv_tier == KvTier::None {
+            continue;
+        }
+        let dialect = site.models.get(&deployment.model).map(|model| model.dialect);
+        if dialect == Some(EngineDialect::LlamaCpp) {
+            let root = At::root(&doc.origin);
+            let (spec, tier) = (root.key("spec"), "kvTier");
+            report.error_hint(
+                &spec.key(tier).key("external"),
+                "llama.cpp has no external KV tier",
+                "leave it out, or serve with vllm".to_owned(),
+            );
+        }
+    }
 }
 
 const fn checked_kind(kind: raw::Kind) -> DeploymentKind {
@@ -331,7 +353,7 @@ fn kv_tier(at: &At<'_>, raw: Option<&raw::KvTier>, report: &mut Report) -> (KvTi
 fn arguments(
     at: &At<'_>,
     arguments: &[String],
-    memory: Option<MemoryBudget>,
+    (memory, kv_tier): (Option<MemoryBudget>, KvTier),
     context_tokens: Option<u64>,
     report: &mut Report,
 ) {
@@ -350,6 +372,10 @@ fn arguments(
         if flag == "--gpu-memory-utilization" && memory.is_some() {
             let hint = "it follows from spec.memory: keep one of the two".to_owned();
             report.error_hint(&at, format!("`{flag}` beside a memory budget"), hint);
+        }
+        if flag == "--kv-transfer-config" && kv_tier != KvTier::None {
+            let hint = "write its members into spec.kvTier.settings: keep one of the two".to_owned();
+            report.error_hint(&at, format!("`{flag}` beside a KV tier"), hint);
         }
         let served = (flag == "--max-model-len").then_some(value).flatten().and_then(|value| value.parse::<u64>().ok());
         if let (Some(served), Some(context)) = (served, context_tokens)

@@ -62,6 +62,7 @@ fn site(documents: &Documents, report: &mut Report) -> Option<Site> {
     site.reservations = hardware::reservations(documents, report);
     site.models = model::check(documents, &mut site.engines, report);
     site.deployments = deployment::check(documents, report);
+    deployment::check_engines(documents, &site, report);
     let shifts = schedule::shifts(documents, report);
     site.schedules = schedule::check(documents, &shifts, &site.time_zone, report);
     site.aliases = alias::check(documents, &shifts, &site.deployments, site.timeouts, report);

@@ -181,7 +181,8 @@ pub(crate) struct TokenLimits {
 pub(crate) struct KvTier {
     /// Which. Default none.
     pub(crate) external: Option<External>,
-    /// Settings of its connector, passed to the engine as they are.
+    /// Settings of its connector, passed to the engine as they are: members of vLLM's `--kv-transfer-config`, in place
+    /// of `kv_connector` (LMCacheConnectorV1, also for MemKV, or NixlConnector) and `kv_role` (kv_both).
     #[serde(default)]
     pub(crate) settings: BTreeMap<String, serde_json::Value>,
 }

@@ -241,6 +241,21 @@ fn engine_arguments_that_tidegate_sets_are_refused() {
 }
 
 #[test]
+fn a_kv_tier_is_given_once_and_to_an_engine_that_has_one() {
+    let deployment = |fields: &str| {
+        format!("kind: Deployment\nmetadata: {{name: f}}\nspec: {{model: m, launch: {{command: [serve]}}, {fields}}}")
+    };
+    only(
+        &deployment("kvTier: {external: lmcache}, engineArgs: ['--kv-transfer-config={}']"),
+        &["error spec.engineArgs[0]: `--kv-transfer-config` beside a KV tier"],
+    );
+    only(&deployment("engineArgs: ['--kv-transfer-config={}']"), &[]);
+    let llama = "kind: Model\nmetadata: {name: l}\nspec: {engine: llama.cpp, source: {local: m.gguf}}\n---\n";
+    let on_llama = deployment("kvTier: {external: nixl}").replace("model: m", "model: l");
+    only(&(llama.to_owned() + &on_llama), &["error spec.kvTier.external: llama.cpp has no external KV tier"]);
+}
+
+#[test]
 fn a_deployment_promises_no_more_context_than_its_engine_serves() {
     let deployment = |arguments: &str| {
         format!(
