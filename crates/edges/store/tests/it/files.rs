@@ -31,7 +31,8 @@ async fn a_relative_path_is_in_the_state_folder_and_readable_by_the_owner_only()
         let mode = std::fs::metadata(state.path().join(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{name}");
     }
-    let postgres = Store::open(&site::Store::Postgres("postgres://db/tidegate".into()), state.path()).await;
+    let server = site::Server { url: "postgres://db/tidegate".into(), password: None };
+    let postgres = Store::open(&site::Store::Postgres(server), state.path()).await;
     assert!(matches!(postgres, Err(StoreError::NotSupported("postgres"))));
 }
 

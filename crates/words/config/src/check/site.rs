@@ -15,7 +15,7 @@ use crate::quantity::Share;
 use crate::raw::{self, site as raw_site};
 use crate::site::{
     Admin, AgentTls, Counters, Engine, EngineDialect, Gateway, Identity, KeepFree, KubernetesIssuer, Launcher,
-    MessagesApi, ModelCache, ModelStore, OidcIssuer, Site, Stage, Store, Timeouts, Tls,
+    MessagesApi, ModelCache, ModelStore, OidcIssuer, Server, Site, Stage, Store, Timeouts, Tls,
 };
 
 const GATEWAY_LISTEN: &str = "127.0.0.1:8000";
@@ -164,7 +164,7 @@ fn url_without_password<'t>(at: &At<'_>, text: &'t str, what: &str, report: &mut
             report.error_without_value(
                 at,
                 "a password stands in the URL",
-                "leave it out of the document: clients read it from their environment",
+                "leave it out and write password: {fromEnv: NAME} or {fromFile: PATH} beside it",
             );
         }
         Some(_) => {}
@@ -172,43 +172,55 @@ fn url_without_password<'t>(at: &At<'_>, text: &'t str, what: &str, report: &mut
     url.filter(|url| !url.has_password)
 }
 
+/// A server with its password, which stands beside its URL.
+fn server(at: &At<'_>, url: &str, password: Option<&raw::SecretRef>, what: &str, report: &mut Report) -> Server {
+    url_without_password(&at.key("url"), url, what, report);
+    let password = password.and_then(|raw| secret(&at.key("password"), raw, report));
+    Server { url: Arc::from(url), password }
+}
+
+/// What is kept in a file or in the process has no password.
+fn no_password(at: &At<'_>, password: Option<&raw::SecretRef>, report: &mut Report) {
+    if password.is_some() {
+        report.error(&at.key("password"), "a password, and no server that asks for one");
+    }
+}
+
 fn store(at: &At<'_>, raw: Option<&raw_site::Store>, report: &mut Report) -> Store {
     let default = Store::Sqlite(PathBuf::from("tidegate.db"));
-    let Some(raw) = raw else { return default };
-    let Some(text) = report.required(at, "url", raw.url.as_ref()) else { return default };
-    let at = at.key("url");
+    let Some(raw_site::Store { url, password }) = raw else { return default };
+    let Some(text) = report.required(at, "url", url.as_ref()) else { return default };
     if let Some(file) = text.strip_prefix("sqlite:") {
         let path = file.strip_prefix("//").unwrap_or(file);
         if path.is_empty() || path.starts_with(':') || path.contains(['?', '\0']) {
-            report.error_hint(&at, "expected a file after `sqlite:`", "write sqlite:tidegate.db".to_owned());
+            report.error_hint(&at.key("url"), "expected a file after `sqlite:`", "write sqlite:tidegate.db".to_owned());
         }
+        no_password(at, password.as_ref(), report);
         return Store::Sqlite(PathBuf::from(path));
     }
     if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
         report.error_hint(
-            &at,
+            &at.key("url"),
             "not the URL of a store",
             "write sqlite:tidegate.db or postgres://HOST/DATABASE".to_owned(),
         );
         return default;
     }
-    url_without_password(&at, text, "a PostgreSQL database", report);
-    Store::Postgres(Arc::from(text.as_str()))
+    Store::Postgres(server(at, text, password.as_ref(), "a PostgreSQL database", report))
 }
 
 fn counters(at: &At<'_>, raw: Option<&raw_site::Counters>, report: &mut Report) -> Counters {
-    let Some(raw) = raw else { return Counters::Memory };
-    let Some(text) = report.required(at, "url", raw.url.as_ref()) else { return Counters::Memory };
-    let at = at.key("url");
+    let Some(raw_site::Counters { url, password }) = raw else { return Counters::Memory };
+    let Some(text) = report.required(at, "url", url.as_ref()) else { return Counters::Memory };
     if text == "memory:" {
+        no_password(at, password.as_ref(), report);
         return Counters::Memory;
     }
     if !text.starts_with("redis://") && !text.starts_with("rediss://") {
-        report.error_hint(&at, "not the URL of counters", "write memory: or redis://HOST".to_owned());
+        report.error_hint(&at.key("url"), "not the URL of counters", "write memory: or redis://HOST".to_owned());
         return Counters::Memory;
     }
-    url_without_password(&at, text, "a Redis server", report);
-    Counters::Redis(Arc::from(text.as_str()))
+    Counters::Redis(server(at, text, password.as_ref(), "a Redis server", report))
 }
 
 fn identity(at: &At<'_>, raw: &raw_site::Identity, report: &mut Report) -> Identity {

@@ -27,6 +27,11 @@ impl<'a> Url<'a> {
             Some((user, password)) => (Some(user), !password.is_empty()),
             None => (None, false),
         };
+        // Clients of databases take it from the query as well.
+        let query = rest.split_once('?').map_or("", |(_, query)| query);
+        let is_password =
+            |pair: &str| pair.split_once('=').is_some_and(|(key, value)| key == "password" && !value.is_empty());
+        let has_password = has_password || query.split('&').any(is_password);
         let (host, port) = host_port(address)?;
         Some(Self { scheme, user, has_password, host, port, rest })
     }
@@ -69,6 +74,8 @@ mod tests {
         assert_eq!((url.scheme, url.host, url.port, url.rest), ("https", "a.example", Some(8443), "/x?y"));
         assert!(Url::parse("postgres://u:p@h/db").unwrap().has_password);
         assert_eq!(Url::parse("postgres://u@h/db").unwrap().user, Some("u"));
+        assert!(Url::parse("postgres://h/db?sslmode=require&password=p").unwrap().has_password);
+        assert!(!Url::parse("postgres://h/password=p?passwords=p&password=").unwrap().has_password);
         assert_eq!(Url::parse("http://[::1]:80").unwrap().host, "[::1]");
         for bad in [
             "",

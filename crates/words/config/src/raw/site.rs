@@ -99,10 +99,12 @@ pub(crate) struct Admin {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Store {
-    /// `sqlite:FILE` (a relative path is resolved in the state folder) or `postgres://HOST/DATABASE`, without a
+    /// `sqlite:FILE` (a relative path is resolved in the state folder) or `postgres://USER@HOST/DATABASE`, without a
     /// password. Default sqlite:tidegate.db.
     #[schemars(with = "String")]
     pub(crate) url: Option<String>,
+    /// The user's password at the database. Default none.
+    pub(crate) password: Option<SecretRef>,
 }
 
 /// Where rates and requests in flight are counted.
@@ -112,6 +114,8 @@ pub(crate) struct Counters {
     /// `memory:`, or `redis://HOST` when there are several gateways, without a password. Default memory:.
     #[schemars(with = "String")]
     pub(crate) url: Option<String>,
+    /// The password at the server. Default none.
+    pub(crate) password: Option<SecretRef>,
 }
 
 /// Who vouches for callers, besides API keys.

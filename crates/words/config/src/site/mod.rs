@@ -155,8 +155,8 @@ pub struct Admin {
 pub enum Store {
     /// A SQLite file; a relative path is resolved in the state folder.
     Sqlite(PathBuf),
-    /// PostgreSQL; the URL may hold `fromEnv`/`fromFile` credentials.
-    Postgres(Arc<str>),
+    /// PostgreSQL.
+    Postgres(Server),
 }
 
 /// Where rates and leases are kept.
@@ -165,7 +165,16 @@ pub enum Counters {
     /// In the process.
     Memory,
     /// In Redis.
-    Redis(Arc<str>),
+    Redis(Server),
+}
+
+/// A server that keeps something for us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its URL: scheme, perhaps a user, host, perhaps a port and a database; never a password.
+    pub url: Arc<str>,
+    /// Where the password comes from.
+    pub password: Option<SecretRef>,
 }
 
 /// Issuers of tokens.

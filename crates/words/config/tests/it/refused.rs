@@ -1,6 +1,6 @@
 //! Each rule of the documents, by the smallest document that breaks it.
 
-use tidegate_config::site::{MessagesApi, ShiftTargets, Store};
+use tidegate_config::site::{Counters, MessagesApi, SecretRef, Server, ShiftTargets, Store};
 use tidegate_config::{Source, check};
 use tidegate_core::ShiftName;
 
@@ -47,6 +47,53 @@ fn without_a_schedule_there_is_one_shift_always_with_every_target() {
         MessagesApi::Native,
         "a dialect that is used and not listed has an engine"
     );
+}
+
+/// A site with these fields and nothing else.
+fn site_of(fields: &str) -> tidegate_config::Checked {
+    let text = format!("apiVersion: tidegate.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec: {{{fields}}}");
+    check(&[Source::new("site.yaml", text)])
+}
+
+#[test]
+fn the_password_of_a_store_or_of_counters_comes_from_outside_the_documents() {
+    let checked = site_of(
+        "store: {url: 'postgres://gate@db/tidegate', password: {fromEnv: DB_PASSWORD}}, \
+         counters: {url: 'rediss://cache:6380', password: {fromFile: redis.txt}}",
+    );
+    assert_eq!(checked.diagnostics, []);
+    let site = checked.site.unwrap();
+    let password = Some(SecretRef::Env("DB_PASSWORD".into()));
+    assert_eq!(site.store, Store::Postgres(Server { url: "postgres://gate@db/tidegate".into(), password }));
+    let password = Some(SecretRef::File("redis.txt".into()));
+    assert_eq!(site.counters, Counters::Redis(Server { url: "rediss://cache:6380".into(), password }));
+    for (fields, path, message) in [
+        ("store: {url: 'postgres://u:p@db/t'}", "spec.store.url", "a password stands in the URL"),
+        ("store: {url: 'postgres://u@db/t?password=p'}", "spec.store.url", "a password stands in the URL"),
+        ("counters: {url: 'redis://:p@cache'}", "spec.counters.url", "a password stands in the URL"),
+        (
+            "store: {url: 'sqlite:a.db', password: {fromEnv: P}}",
+            "spec.store.password",
+            "a password, and no server that asks for one",
+        ),
+        (
+            "counters: {url: 'memory:', password: {fromEnv: P}}",
+            "spec.counters.password",
+            "a password, and no server that asks for one",
+        ),
+        ("store: {url: 'postgres://db/t', password: {}}", "spec.store.password", "neither `fromEnv` nor `fromFile`"),
+        (
+            "counters: {url: 'redis://h', password: {fromEnv: 1X}}",
+            "spec.counters.password.fromEnv",
+            "not the name of an environment variable",
+        ),
+    ] {
+        let found = site_of(fields).diagnostics;
+        let [found] = &found[..] else { panic!("{fields}: {found:?}") };
+        assert_eq!((found.path.as_str(), found.message.as_str()), (path, message), "{fields}");
+        assert!(!found.render().contains("p@") && !found.render().contains("=p"), "{}", found.render());
+    }
+    assert_eq!(site_of("store: {url: 'postgres://db/t', password: plain}").errors(), 1, "never as a text");
 }
 
 #[test]
