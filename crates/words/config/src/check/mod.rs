@@ -14,6 +14,7 @@ mod deployment;
 mod documents;
 mod hardware;
 mod model;
+mod model_store;
 mod profile;
 mod schedule;
 mod site;

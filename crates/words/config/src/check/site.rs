@@ -15,7 +15,7 @@ use crate::quantity::Share;
 use crate::raw::{self, site as raw_site};
 use crate::site::{
     Admin, AgentTls, Counters, Engine, EngineDialect, Gateway, Identity, KeepFree, KubernetesIssuer, Launcher,
-    MessagesApi, ModelCache, ModelStore, OidcIssuer, Server, Site, Stage, Store, Timeouts, Tls,
+    MessagesApi, ModelCache, OidcIssuer, Server, Site, Stage, Store, Timeouts, Tls,
 };
 
 const GATEWAY_LISTEN: &str = "127.0.0.1:8000";
@@ -93,7 +93,7 @@ fn build(at: &At<'_>, name: &Name, raw: &raw_site::Site, report: &mut Report) ->
         store: self::store(&at.key("store"), store.as_ref(), report),
         counters: self::counters(&at.key("counters"), counters.as_ref(), report),
         identity: identity.as_ref().map(|raw| self::identity(&at.key("identity"), raw, report)).unwrap_or_default(),
-        model_store: model_store.as_ref().and_then(|raw| self::model_store(&at.key("modelStore"), raw, report)),
+        model_store: model_store.as_ref().and_then(|raw| super::model_store::check(&at.key("modelStore"), raw, report)),
         model_cache: self::model_cache(&at.key("modelCache"), model_cache.as_ref(), report),
         launcher: launcher.map_or(Launcher::Processes, raw_site::Launcher::checked),
         engines: self::engines(&at.key("engines"), engines, report),
@@ -300,28 +300,6 @@ fn kubernetes_issuer(
         audience: audience?,
         token_review: token_review.unwrap_or(false),
     })
-}
-
-fn model_store(at: &At<'_>, raw: &raw_site::ModelStore, report: &mut Report) -> Option<ModelStore> {
-    let raw_site::ModelStore { url, endpoint, ca_bundle, access_key, secret_key } = raw;
-    let url = report.required(at, "url", url.as_ref());
-    if let Some(url) = url {
-        let is_s3 =
-            Url::parse(url).is_some_and(|parts| parts.scheme == "s3" && parts.user.is_none() && parts.port.is_none());
-        if !is_s3 && !url.strip_prefix("file://").is_some_and(|path| path.starts_with('/')) {
-            report.error_hint(
-                &at.key("url"),
-                "not the URL of a model store",
-                "write s3://BUCKET/PREFIX or file:///FOLDER".to_owned(),
-            );
-        }
-    }
-    let endpoint = endpoint.as_ref().map(|text| https(&at.key("endpoint"), text, report));
-    let mut secret = |key: &str, raw: Option<&raw::SecretRef>| raw.and_then(|raw| secret(&at.key(key), raw, report));
-    let ca_bundle = secret("caBundle", ca_bundle.as_ref());
-    let access_key = secret("accessKey", access_key.as_ref());
-    let secret_key = secret("secretKey", secret_key.as_ref());
-    Some(ModelStore { url: Name::from(url?.as_str()), endpoint, ca_bundle, access_key, secret_key })
 }
 
 fn model_cache(at: &At<'_>, raw: Option<&raw_site::ModelCache>, report: &mut Report) -> ModelCache {

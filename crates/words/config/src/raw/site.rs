@@ -176,21 +176,66 @@ pub(crate) struct KubernetesIssuer {
     pub(crate) token_review: Option<bool>,
 }
 
-/// The object store of models.
+/// The object store of models. Without keys, file or web identity, the credentials come from the environment as the AWS
+/// tools read it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ModelStore {
     /// `s3://BUCKET/PREFIX` or `file:///FOLDER`.
     #[schemars(with = "String")]
     pub(crate) url: Option<String>,
-    /// Address of the S3 service, when it is not AWS.
+    /// Address of the S3 service, when it is not AWS: `https://HOST[:PORT]`.
     pub(crate) endpoint: Option<String>,
-    /// CA certificates of that service.
+    /// Region that requests are signed for (default us-east-1).
+    pub(crate) region: Option<String>,
+    /// How a bucket appears in the address: `path` (`https://HOST/BUCKET`, the default) or `virtualHost`
+    /// (`https://BUCKET.HOST`).
+    pub(crate) addressing: Option<Addressing>,
+    /// Whether plain http may leave this machine (default false). For closed networks: whoever is in between can read all
+    /// models, and change those whose digest is not pinned.
+    pub(crate) allow_http: Option<bool>,
+    /// CA certificates of that service, instead of the system's.
     pub(crate) ca_bundle: Option<SecretRef>,
     /// Access key id.
     pub(crate) access_key: Option<SecretRef>,
     /// Secret access key.
     pub(crate) secret_key: Option<SecretRef>,
+    /// Session token of temporary keys.
+    pub(crate) session_token: Option<SecretRef>,
+    /// File in the format of the AWS tools; it is read again when it changes.
+    pub(crate) credentials_file: Option<String>,
+    /// Profile in that file (default `default`).
+    pub(crate) credentials_profile: Option<String>,
+    /// A token of the platform that is traded for temporary keys.
+    pub(crate) web_identity: Option<WebIdentity>,
+    /// Proxy to the service: `http://HOST:PORT`. The environment's proxies are never used.
+    pub(crate) proxy: Option<String>,
+}
+
+/// How a bucket appears in the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Addressing {
+    /// `https://HOST/BUCKET`.
+    Path,
+    /// `https://BUCKET.HOST`.
+    VirtualHost,
+}
+
+/// A token that the platform renews in a file, and the role that it stands for (`AssumeRoleWithWebIdentity`).
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct WebIdentity {
+    /// The token's file.
+    #[schemars(with = "String")]
+    pub(crate) token_file: Option<String>,
+    /// `arn:aws:iam::…:role/…`.
+    #[schemars(with = "String")]
+    pub(crate) role_arn: Option<String>,
+    /// Name in the store's audit log (default tidegate).
+    pub(crate) session_name: Option<String>,
+    /// `https://HOST[:PORT]` of the token service (default the store's endpoint, or that of AWS).
+    pub(crate) sts_endpoint: Option<String>,
 }
 
 /// The model cache of a node.

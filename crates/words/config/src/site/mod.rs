@@ -221,14 +221,65 @@ pub struct KubernetesIssuer {
 pub struct ModelStore {
     /// `s3://bucket/prefix` or `file:///folder`.
     pub url: Arc<str>,
-    /// Endpoint, when it is not AWS.
+    /// Endpoint, when it is not AWS: scheme, host and port.
     pub endpoint: Option<Arc<str>>,
+    /// Region that is signed for; `None` is the store's default.
+    pub region: Option<Arc<str>>,
+    /// How a bucket appears in the address.
+    pub addressing: StoreAddressing,
+    /// Whether plain http may leave this machine.
+    pub allow_http: bool,
     /// CA bundle of the endpoint.
     pub ca_bundle: Option<SecretRef>,
-    /// Access key id.
-    pub access_key: Option<SecretRef>,
-    /// Secret access key.
-    pub secret_key: Option<SecretRef>,
+    /// Where the keys come from.
+    pub credentials: StoreCredentials,
+    /// `http://host:port`.
+    pub proxy: Option<Arc<str>>,
+}
+
+/// How a bucket appears in the address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoreAddressing {
+    /// `https://host/bucket`.
+    #[default]
+    Path,
+    /// `https://bucket.host`.
+    VirtualHost,
+}
+
+/// Where the keys to the model store come from.
+#[derive(Clone, Debug, Default)]
+pub enum StoreCredentials {
+    /// The environment, as the AWS tools read it.
+    #[default]
+    Environment,
+    /// A key pair.
+    Keys {
+        /// Access key id.
+        access_key: SecretRef,
+        /// Secret access key.
+        secret_key: SecretRef,
+        /// Token of temporary keys.
+        session_token: Option<SecretRef>,
+    },
+    /// A file in the format of the AWS tools.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The profile in it.
+        profile: Arc<str>,
+    },
+    /// A token that the platform renews, traded for temporary keys.
+    WebIdentity {
+        /// The token's file.
+        token_file: PathBuf,
+        /// The role that it stands for.
+        role_arn: Arc<str>,
+        /// Name in the store's audit log.
+        session_name: Arc<str>,
+        /// Token service; `None` is the store's endpoint, or that of AWS.
+        sts_endpoint: Option<Arc<str>>,
+    },
 }
 
 /// The local cache of models.
