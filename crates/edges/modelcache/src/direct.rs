@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use aws_lc_rs::digest::{Context, SHA256};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tidegate_core::Sha256Digest;
@@ -123,9 +124,15 @@ impl DirectFile {
         Ok(())
     }
 
-    /// SHA-256 of `len` bytes from `offset`; `None` when the file ends before.
-    pub(crate) fn hash(&self, buffer: &mut Buffer, offset: u64, len: u64) -> io::Result<Option<Sha256Digest>> {
-        let mut context = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+    /// SHA-256 of `len` bytes from `offset`, which also go into `whole`; `None` when the file ends before.
+    pub(crate) fn hash(
+        &self,
+        buffer: &mut Buffer,
+        offset: u64,
+        len: u64,
+        mut whole: Option<&mut Context>,
+    ) -> io::Result<Option<Sha256Digest>> {
+        let mut context = Context::new(&SHA256);
         let mut done = 0;
         while done < len {
             let wanted = usize::try_from(len - done).unwrap_or(usize::MAX).min(buffer.capacity());
@@ -134,9 +141,26 @@ impl DirectFile {
                 return Ok(None);
             }
             context.update(buffer.filled());
+            whole.iter_mut().for_each(|whole| whole.update(buffer.filled()));
             done += wanted as u64;
         }
         Ok(Some(manifest::finished(context.finish())))
+    }
+
+    /// Whether `len` bytes from `offset` are those of `expected`. A place that the disk cannot read is not right.
+    pub(crate) fn is_right(
+        &self,
+        buffer: &mut Buffer,
+        offset: u64,
+        len: u64,
+        expected: Sha256Digest,
+        whole: Option<&mut Context>,
+    ) -> Result<bool, CacheFault> {
+        match self.hash(buffer, offset, len, whole) {
+            Ok(found) => Ok(found == Some(expected)),
+            Err(error) if is_unreadable(&error) => Ok(false),
+            Err(error) => Err(self.fault("read")(error)),
+        }
     }
 
     /// A fault that names this file.
@@ -173,6 +197,11 @@ fn read_to_end(file: &File, space: &mut [u8], offset: u64) -> io::Result<usize> 
     Ok(read)
 }
 
+/// The disk has an error at this place.
+fn is_unreadable(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::IO))
+}
+
 /// What file systems say that have no direct I/O, or none with these blocks.
 fn is_unfit(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::INVAL | Errno::OPNOTSUPP))
@@ -203,10 +232,13 @@ mod tests {
             for other in [DiskIo::Direct, DiskIo::Buffered] {
                 let file = DirectFile::open(&file.path, other).unwrap();
                 let mut buffer = Buffer::new(64 << 10);
-                assert_eq!(file.hash(&mut buffer, 0, bytes.len() as u64).unwrap(), Some(manifest::sha256(&bytes)));
-                assert_eq!(file.hash(&mut buffer, 0, bytes.len() as u64 + 1).unwrap(), None, "it ends before");
+                assert_eq!(
+                    file.hash(&mut buffer, 0, bytes.len() as u64, None).unwrap(),
+                    Some(manifest::sha256(&bytes))
+                );
+                assert_eq!(file.hash(&mut buffer, 0, bytes.len() as u64 + 1, None).unwrap(), None, "it ends before");
                 let tail = manifest::sha256(&bytes[65_536..]);
-                assert_eq!(file.hash(&mut buffer, 65_536, bytes.len() as u64 - 65_536).unwrap(), Some(tail));
+                assert_eq!(file.hash(&mut buffer, 65_536, bytes.len() as u64 - 65_536, None).unwrap(), Some(tail));
             }
         }
     }
@@ -219,7 +251,7 @@ mod tests {
         buffer.fill(b"odd");
         // an offset that no direct write can have stands for a file system that refuses all of them
         file.write(&mut buffer, 1).unwrap();
-        assert_eq!(std::fs::read(&file.path).unwrap(), b"\0odd");
+        assert_eq!(fs::read(&file.path).unwrap(), b"\0odd");
         assert!(file.is_refused.load(Ordering::Relaxed) || file.direct.is_none());
     }
 
@@ -227,7 +259,7 @@ mod tests {
     fn a_link_in_the_place_of_a_file_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let elsewhere = folder.path().join("elsewhere");
-        std::fs::write(&elsewhere, b"mine").unwrap();
+        fs::write(&elsewhere, b"mine").unwrap();
         let path = folder.path().join("data");
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
         assert!(DirectFile::create(&path, DiskIo::Direct).is_err());

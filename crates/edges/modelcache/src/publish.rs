@@ -64,7 +64,7 @@ fn put(layout: &Layout, path: &Path, bytes: &[u8], points: &Points) -> Result<()
     if fs::read(path).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
-    let parent = path.parent().unwrap_or(layout.root());
+    let parent = path.parent().unwrap_or_else(|| layout.root());
     make_folder(parent)?;
     make_folder(&layout.tmp())?;
     let fresh = aside(layout);

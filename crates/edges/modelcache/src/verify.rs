@@ -22,13 +22,12 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::buffer::{BUFFER_BYTES_MAX, Buffer, Pool};
+use crate::buffer::{BUFFER_BYTES_MAX, Pool};
 use crate::cache::Cache;
 use crate::direct::{DirectFile, DiskIo};
 use crate::fault::CacheFault;
-use crate::fetch::FetchOptions;
 use crate::fetch::obtain::Order;
-use crate::fetch::partial::is_unreadable;
+use crate::fetch::{self, FetchOptions};
 use crate::layout::{Layout, ModelPath};
 use crate::manifest::{self, FileEntry, Manifest};
 use crate::progress::{Event, Meter, Place, Sink};
@@ -159,12 +158,13 @@ pub async fn verify(
 }
 
 /// Each chunk apart, or a whole file where it is hashed as one.
-fn pieces(entry: &FileEntry, depth: Depth) -> Vec<std::ops::Range<u64>> {
+fn pieces(entry: &FileEntry, depth: Depth) -> impl Iterator<Item = std::ops::Range<u64>> {
     let chunks = entry.chunks.len() as u64;
-    match depth {
-        Depth::Chunks => (0..chunks).map(|chunk| chunk..chunk + 1).collect(),
-        Depth::Files => vec![0..chunks],
-    }
+    let step = match depth {
+        Depth::Chunks => 1,
+        Depth::Files => chunks.max(1),
+    };
+    (0..chunks).step_by(usize::try_from(step).unwrap_or(usize::MAX)).map(move |first| first..first + step)
 }
 
 fn open(
@@ -210,12 +210,14 @@ impl Subject {
         let mut whole = (depth == Depth::Files).then(|| Context::new(&SHA256));
         let mut piece = Piece { bytes: 0, wrong: Vec::new(), contradicted: None };
         for chunk in chunks {
-            let Some((start, len)) = self.entry.chunk_span(self.chunk_size, chunk) else { break };
+            let span = self.entry.chunk_span(self.chunk_size, chunk);
+            let expected = usize::try_from(chunk).ok().and_then(|chunk| self.entry.chunks.get(chunk)).copied();
+            let (Some((start, len)), Some(expected)) = (span, expected) else { break };
             pace.pass(len).await;
             let mut lease = pool.take().await.ok_or(CacheFault::Cancelled)?;
             let subject = Arc::clone(&self);
             let read = tokio::task::spawn_blocking(move || {
-                let is_right = subject.is_right(chunk, start, len, lease.get(), whole.as_mut());
+                let is_right = subject.file.is_right(lease.get(), start, len, expected, whole.as_mut());
                 (whole, is_right)
             });
             let (hashed, is_right) = read.await.map_err(|_| CacheFault::Cancelled)?;
@@ -230,32 +232,6 @@ impl Subject {
             piece.contradicted = Some(self.entry.path.clone());
         }
         Ok(piece)
-    }
-
-    fn is_right(
-        &self,
-        chunk: u64,
-        start: u64,
-        len: u64,
-        buffer: &mut Buffer,
-        mut whole: Option<&mut Context>,
-    ) -> Result<bool, CacheFault> {
-        let mut hash = Context::new(&SHA256);
-        let mut done = 0;
-        while done < len {
-            let wanted = usize::try_from(len - done).unwrap_or(usize::MAX).min(buffer.capacity());
-            match self.file.read(buffer, start + done, wanted) {
-                Ok(()) if buffer.filled().len() == wanted => {}
-                Ok(()) => return Ok(false),
-                Err(error) if is_unreadable(&error) => return Ok(false),
-                Err(error) => return Err(self.file.fault("read")(error)),
-            }
-            hash.update(buffer.filled());
-            whole.iter_mut().for_each(|whole| whole.update(buffer.filled()));
-            done += wanted as u64;
-        }
-        let expected = usize::try_from(chunk).ok().and_then(|chunk| self.entry.chunks.get(chunk));
-        Ok(expected == Some(&manifest::finished(hash.finish())))
     }
 }
 
@@ -303,26 +279,32 @@ pub async fn repair(
     let broken = report.broken();
     let entries: Vec<FileEntry> =
         manifest.files().iter().filter(|entry| broken.contains(entry.path.as_str())).cloned().collect();
-    let before: Vec<_> = entries.iter().map(|entry| inode(layout, manifest, entry)).collect();
     let total: u64 = entries.iter().map(|entry| entry.size).sum();
+    let damaged: Vec<_> = entries.iter().map(|entry| (entry.clone(), inode(layout, manifest, entry))).collect();
+    let shared = Arc::new(manifest.clone());
+    let lengths: Vec<_> = entries.iter().map(|entry| entry.size).collect();
+    let grant = fetch::blocking(cache, &shared, move |cache, _| {
+        cache.make_room(crate::room::Disk::of(cache.layout().root())?.room_of(lengths))
+    })
+    .await?;
     let meter = Meter::new(total, 0, std::time::Instant::now());
-    let room = crate::room::Disk::of(layout.root())?.room_of(entries.iter().map(|entry| entry.size));
-    let grant = cache.make_room(room)?;
     let order = Order {
         layout,
         remote,
         model,
         chunk_size: manifest.chunk_size(),
-        entries: entries.clone(),
+        entries,
         options,
         booking: Some(&grant.booking),
         counters: cache.counters(),
     };
     order.obtain(&meter, sink).await?;
-    publish::relink(layout, manifest, &entries)?;
-    publish::remove_strangers(layout, manifest)?;
-    let damaged: Vec<_> = entries.into_iter().zip(before).collect();
-    relink_others(cache, manifest, &damaged)?;
+    fetch::blocking(cache, &shared, move |cache, manifest| {
+        publish::relink(cache.layout(), manifest, damaged.iter().map(|(entry, _)| entry))?;
+        publish::remove_strangers(cache.layout(), manifest)?;
+        relink_others(cache, manifest, &damaged)
+    })
+    .await?;
     Ok(meter.totals().1)
 }
 

@@ -17,6 +17,8 @@ pub mod clock;
 pub(crate) mod obtain;
 pub(crate) mod partial;
 pub(crate) mod plan;
+#[cfg(test)]
+mod proof;
 pub(crate) mod range;
 
 use std::hash::{BuildHasher, RandomState};
@@ -121,7 +123,7 @@ pub async fn fetch(
     let result = resolve_and_fetch(cache, remote, model, options, sink).await;
     match &result {
         Ok(published) => {
-            sink(Event::Published { digest: published.digest.to_string(), path: published.path.display().to_string() })
+            sink(Event::Published { digest: published.digest.to_string(), path: published.path.display().to_string() });
         }
         Err(fault) => {
             cache.counters().failures.one();
@@ -286,7 +288,7 @@ async fn lead_fetch(
 }
 
 /// Does something that blocks on the disk.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     cache: &Arc<Cache>,
     manifest: &Arc<Manifest>,
     work: impl FnOnce(&Cache, &Manifest) -> Result<T, CacheFault> + Send + 'static,

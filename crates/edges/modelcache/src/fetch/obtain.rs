@@ -50,6 +50,9 @@ enum Done {
     Cleaned,
 }
 
+/// How a file is opened; `None` while another fetch writes it.
+type Opening = fn(&Wanted) -> Result<Option<(Opened, Found)>, CacheFault>;
+
 /// A file of the fetch.
 struct File {
     wanted: Wanted,
@@ -151,7 +154,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn prepare(&mut self, file: usize, how: fn(&Wanted) -> Result<Option<(Opened, Found)>, CacheFault>) {
+    fn prepare(&mut self, file: usize, how: Opening) {
         let wanted = self.files[file].wanted.clone();
         self.tasks.spawn(async move {
             loop {

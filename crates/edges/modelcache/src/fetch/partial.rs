@@ -183,21 +183,12 @@ impl Opened {
         let mut wrong = Vec::new();
         for chunk in span.first..span.end() {
             let Some((start, len, sha256)) = wanted.chunk(chunk) else { continue };
-            match file.hash(buffer, start, len) {
-                Ok(Some(found)) if found == sha256 => {}
-                Ok(_) => wrong.push(chunk),
-                // a block that the disk cannot read is a chunk to fetch again
-                Err(error) if is_unreadable(&error) => wrong.push(chunk),
-                Err(error) => return Err(file.fault("read")(error)),
+            if !file.is_right(buffer, start, len, sha256, None)? {
+                wrong.push(chunk);
             }
         }
         Ok(wrong)
     }
-}
-
-/// The disk has an error at this place.
-pub(crate) fn is_unreadable(error: &io::Error) -> bool {
-    matches!(error.raw_os_error().map(rustix::io::Errno::from_raw_os_error), Some(rustix::io::Errno::IO))
 }
 
 impl Partial {

@@ -89,7 +89,11 @@ async fn a_model_is_fetched_in_ranges_of_whole_chunks_and_never_twice() {
 
     let log = stand.double.log();
     let ranges: Vec<_> = log.of(Verb::Get, LARGE).map(|request| request.range.clone().unwrap()).collect();
-    assert!(ranges.iter().all(|range| range.start % u64::from(CHUNK) == 0 && range.end - range.start <= 2 * u64::from(CHUNK)));
+    assert!(
+        ranges
+            .iter()
+            .all(|range| range.start % u64::from(CHUNK) == 0 && range.end - range.start <= 2 * u64::from(CHUNK))
+    );
     assert!(log.gets_running_max <= 4, "no more streams than were asked for");
     assert_eq!(log.of(Verb::Head, "").count(), 0);
     assert!(log.of(Verb::Get, LARGE).any(|request| request.if_match.is_some()), "later ranges are bound to the first");
@@ -246,9 +250,8 @@ async fn a_fetch_that_is_dropped_leaves_a_state_that_the_next_goes_on_from() {
     {
         let dropped = stand.fetch();
         tokio::pin!(dropped);
-        let done = |log: &tidegate_testkit::S3Log| {
-            log.holding == 1 && log.gets_running == 1 && log.sent(LARGE) >= 600_000
-        };
+        let done =
+            |log: &tidegate_testkit::S3Log| log.holding == 1 && log.gets_running == 1 && log.sent(LARGE) >= 600_000;
         tokio::select! {
             _ = &mut dropped => panic!("it holds"),
             _ = stand.double.wait_for(done) => {}
@@ -301,7 +304,8 @@ async fn a_content_file_that_another_manifest_lied_about_is_not_believed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_two_models_have_is_fetched_once_and_lies_on_the_disk_once() {
     let stand = Stand::new(300_000).await;
-    let files = vec![("weights/same.bin", stand.model.bytes(LARGE).clone()), ("config.json", Bytes::from_static(b"{}"))];
+    let files =
+        vec![("weights/same.bin", stand.model.bytes(LARGE).clone()), ("config.json", Bytes::from_static(b"{}"))];
     let second = Model::new("glm/6", files);
     second.put(&stand.remote).await;
     stand.succeeds("first").await;
@@ -383,7 +387,11 @@ async fn what_was_removed_or_put_into_a_published_folder_is_found_and_put_right(
     let options = model::options();
     let manifest = &stand.model.manifest;
     let bytes = repair(&stand.cache, &stand.remote, &stand.model.path, manifest, &report, &options, &|_| ()).await;
-    assert_eq!(bytes.unwrap(), 300_000 - u64::from(CHUNK), "config.json is still in the cache, and one chunk of the other");
+    assert_eq!(
+        bytes.unwrap(),
+        300_000 - u64::from(CHUNK),
+        "config.json is still in the cache, and one chunk of the other"
+    );
     stand.model.is_exact(layout, "repaired");
     // the same by a plain fetch
     std::fs::remove_file(folder.join("config.json")).unwrap();

@@ -19,7 +19,7 @@ use tidegate_modelcache::remote::{Remote, RemoteOptions};
 use tidegate_modelcache::{Layout, failpoint};
 use tidegate_testkit::real::{BUCKET, RealS3, S3Options, S3Server};
 
-use crate::model::{CHUNK, Model, Random, is_clean, open_cache, options};
+use crate::model::{CHUNK, ITSELF, Model, Random, is_clean, open_cache, options};
 use crate::store::keys;
 
 const ROOT: &str = "TIDEGATE_KILL_CACHE";
@@ -110,7 +110,7 @@ enum End {
 
 fn life(root: &Path, relay: &Relay, model: &Model, end: &End) -> ExitStatus {
     let armed = if let End::Aborted(armed) = end { armed.as_str() } else { "" };
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = Command::new(ITSELF)
         .args(["--exact", "kill::child", "--nocapture", "--test-threads=1"])
         .env(ROOT, root)
         .env(ENDPOINT, format!("http://{}", relay.address))
@@ -229,7 +229,8 @@ fn seed(seed: u64, folder: &Path, relay: &Relay, models: &[Model]) -> BTreeSet<S
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_published_after_kill_9_at_any_moment_is_exact_and_no_more_than_a_range_per_connection_comes_twice() {
-    let server = RealS3::start(S3Server::Versitygw, S3Options::default()).expect("versitygw is needed: cargo xtask real s3");
+    let server =
+        RealS3::start(S3Server::Versitygw, S3Options::default()).expect("versitygw is needed: cargo xtask real s3");
     let sizes = [70_000, 300_000, 1_000_001, 5_900_000];
     let models: Vec<_> = (0..).zip(sizes).map(|(seed, bytes)| Model::small(seed, bytes)).collect();
     let models: Vec<_> = models
@@ -267,7 +268,8 @@ async fn what_is_published_after_kill_9_at_any_moment_is_exact_and_no_more_than_
 /// L24: a stale lock must not mean "downloading" for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l24_a_process_that_was_killed_in_mid_download_leaves_no_lock_and_the_next_start_goes_on() {
-    let server = RealS3::start(S3Server::Versitygw, S3Options::default()).expect("versitygw is needed: cargo xtask real s3");
+    let server =
+        RealS3::start(S3Server::Versitygw, S3Options::default()).expect("versitygw is needed: cargo xtask real s3");
     let model = Model::small(3, 1_000_001);
     model.put(&remote(server.url())).await;
     let relay = Relay::start(server.url().strip_prefix("http://").unwrap().parse().unwrap());

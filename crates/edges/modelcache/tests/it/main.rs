@@ -1,6 +1,7 @@
 //! Integration tests of the model cache.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+mod cache;
 mod disk;
 mod evict;
 mod fetch;
@@ -9,5 +10,6 @@ mod manifest;
 mod model;
 mod owner;
 mod push;
+mod room;
 mod source;
 mod store;

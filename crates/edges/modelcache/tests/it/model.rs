@@ -17,6 +17,9 @@ use tidegate_modelcache::{CacheFault, FileEntry, Layout, Manifest, ModelPath};
 
 pub(crate) const CHUNK: u32 = 64 << 10;
 
+/// The running test binary, also when a build has put another in its place meanwhile.
+pub(crate) const ITSELF: &str = "/proc/self/exe";
+
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub(crate) struct Random(pub(crate) u64);
 
@@ -97,7 +100,8 @@ impl Model {
     pub(crate) fn is_exact(&self, layout: &Layout, context: &str) {
         let folder = layout.published(self.manifest.digest());
         for (path, bytes) in &self.files {
-            let found = std::fs::read(folder.join(flat_name(path))).unwrap_or_else(|error| panic!("{context}: {path}: {error}"));
+            let found = std::fs::read(folder.join(flat_name(path)))
+                .unwrap_or_else(|error| panic!("{context}: {path}: {error}"));
             assert!(found == **bytes, "{context}: {path} differs");
         }
         let strangers = tidegate_modelcache::publish::strangers(layout, &self.manifest).unwrap();
