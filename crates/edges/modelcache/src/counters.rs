@@ -29,7 +29,7 @@ impl Counter {
 pub struct Counters {
     /// Bytes of model files that the store sent, wrong ones included.
     pub fetch_bytes: Counter,
-    /// Milliseconds during which at least one fetch ran; with `fetch_bytes` the mean rate of fetching.
+    /// Milliseconds that fetches ran, summed over all; with `fetch_bytes` the mean rate of one.
     pub fetch_ms: Counter,
     /// Requests for a model that was there whole.
     pub hits: Counter,

@@ -73,6 +73,17 @@ impl Tries {
     }
 }
 
+/// What a fault is called after its last try: a store that says "slow down" for ever has lost something.
+pub(crate) fn given_up(fault: CacheFault, tries: u32) -> CacheFault {
+    match fault {
+        CacheFault::Throttled { object, status: 503, reason, retry_after_ms } => {
+            let reason = format!("{reason}, {tries} times: not load, but a lost part, if other objects answer");
+            CacheFault::StoreUnavailable { object, status: 503, reason, retry_after_ms }
+        }
+        fault => fault,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +123,19 @@ mod tests {
     #[test]
     fn what_will_not_go_away_is_not_tried_again() {
         assert_eq!(Tries::new(Backoff::default()).after(&CacheFault::ChangedObject { object: "o".into() }, 0.5), None);
+    }
+
+    #[test]
+    fn a_503_that_does_not_end_is_no_throttling() {
+        let fault = |status| CacheFault::Throttled {
+            object: "o".into(),
+            status,
+            reason: "SlowDownRead".into(),
+            retry_after_ms: None,
+        };
+        let named = given_up(fault(503), TRIES_MAX);
+        assert_eq!(named.code(), "store_unavailable");
+        assert!(named.to_string().contains("SlowDownRead, 8 times"), "{named}");
+        assert_eq!(given_up(fault(429), TRIES_MAX).code(), "throttled");
     }
 }

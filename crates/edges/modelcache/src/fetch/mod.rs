@@ -37,6 +37,7 @@ use self::obtain::Order;
 use self::range::Note;
 use crate::buffer::{BUFFER_BYTES_MAX, Pool};
 use crate::cache::Cache;
+use crate::counters::Counters;
 use crate::direct::DiskIo;
 use crate::fault::CacheFault;
 use crate::flight::{Followed, Join, Lead, follow};
@@ -209,7 +210,9 @@ async fn resolve(
                 return Err(CacheFault::NoSuchModel { model: model.to_string() });
             }
             Err(fault) => {
-                let Some(after) = tries.after(&fault, random()) else { return Err(fault) };
+                let Some(after) = tries.after(&fault, random()) else {
+                    return Err(backoff::given_up(fault, tries.failed()));
+                };
                 cache.counters().retries.one();
                 sink(retry(None, fault.code(), tries.failed(), after));
                 tokio::time::sleep(after).await;
@@ -265,6 +268,7 @@ async fn lead_fetch(
         cache.counters().hits.one();
     } else {
         cache.counters().misses.one();
+        let _clock = Running::new(cache.counters());
         let grant = blocking(cache, &shared, move |cache, _| cache.make_room(room)).await?;
         let order = Order {
             layout: cache.layout(),
@@ -285,6 +289,25 @@ async fn lead_fetch(
     blocking(cache, &shared, move |cache, manifest| publish::put_reference(cache.layout(), &name, manifest.digest()))
         .await?;
     Ok(published(cache, manifest, fetched_bytes))
+}
+
+/// Counts the time of a fetch, however it ends.
+struct Running<'a> {
+    counters: &'a Counters,
+    since: Instant,
+}
+
+impl<'a> Running<'a> {
+    fn new(counters: &'a Counters) -> Self {
+        Self { counters, since: Instant::now() }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let ms = self.since.elapsed().as_millis();
+        self.counters.fetch_ms.add(u64::try_from(ms).unwrap_or(u64::MAX));
+    }
 }
 
 /// Does something that blocks on the disk.

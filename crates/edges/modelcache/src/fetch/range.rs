@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::backoff::Tries;
+use super::backoff::{Tries, given_up};
 use super::clock::RateWatch;
 use super::partial::Partial;
 use super::plan::Span;
@@ -87,7 +87,7 @@ pub(crate) async fn fetch(shared: &Shared, target: &Target, span: Span) -> Resul
 
 /// Waits before the next try, or gives the fault back when there is none.
 async fn again(shared: &Shared, file: usize, tries: &mut Tries, fault: CacheFault) -> Result<(), CacheFault> {
-    let Some(after) = tries.after(&fault, super::random()) else { return Err(fault) };
+    let Some(after) = tries.after(&fault, super::random()) else { return Err(given_up(fault, tries.failed())) };
     shared.note(Note::Retry { file, fault: fault.code(), attempt: tries.failed(), after }).await;
     if fault.retry_after().is_some() {
         // the store asks all of us to wait, not this request alone

@@ -164,7 +164,8 @@ async fn a_storm_of_refusals_passes_and_one_for_ever_is_named() {
         stand.succeeds(&format!("{fault:?}")).await;
     }
     let for_ever = [
-        (S3Fault::slow_down(), "throttled"),
+        (S3Fault::slow_down_read(), "store_unavailable"),
+        (S3Fault::too_many_requests(None), "throttled"),
         (S3Fault::internal_error(), "store_unavailable"),
         (S3Fault::vanished(), "vanished_object"),
         (S3Fault::access_denied(), "refused"),
