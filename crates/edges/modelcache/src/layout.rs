@@ -15,6 +15,7 @@
 //!               refs/<family>/<version>       the digest last seen under that name
 //!               pins/<digest>  uses/<digest>  kept by hand; time of last use
 //!               artifacts/…                   compile caches
+//!               scrubs.json                   when each model was last read again
 //!               tmp/                          what is made ready for a rename; emptied at each opening
 //!               owner.lock  owner.sock        flock of the one owner, and where others ask it
 //! ```
@@ -251,6 +252,12 @@ impl Layout {
     #[must_use]
     pub fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
+    }
+
+    /// When each model was last read again.
+    #[must_use]
+    pub fn scrubs(&self) -> PathBuf {
+        self.root.join("scrubs.json")
     }
 
     #[must_use]

@@ -264,8 +264,19 @@ impl Survey {
 
     /// What lies in the cache's folder and is not ours, and what was left in `tmp`.
     fn strangers(&mut self, layout: &Layout) -> Result<(), CacheFault> {
-        const OURS: [&str; 10] =
-            ["files", "partial", "manifests", "refs", "pins", "uses", "artifacts", "tmp", "owner.lock", "owner.sock"];
+        const OURS: [&str; 11] = [
+            "files",
+            "partial",
+            "manifests",
+            "refs",
+            "pins",
+            "uses",
+            "artifacts",
+            "scrubs.json",
+            "tmp",
+            "owner.lock",
+            "owner.sock",
+        ];
         for name in small::names(layout.root(), shelf::MODELS_MAX)? {
             let is_ours =
                 name.text().is_some_and(|name| OURS.contains(&name) || Layout::published_digest(name).is_some());

@@ -418,3 +418,31 @@ async fn a_manifest_that_contradicts_itself_is_found_by_hashing_whole_files() {
     assert!(verified(Depth::Chunks).await.is_right());
     assert_eq!(verified(Depth::Files).await.contradicted, ["weights/x"]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_scrub_reads_each_model_in_its_turn_and_puts_right_what_rotted() {
+    use tidegate_modelcache::verify::scrub::{ScrubOptions, Scrubbed, scrub_next};
+
+    let stand = Stand::new(300_000).await;
+    let options = ScrubOptions { fetch: model::options(), ..ScrubOptions::default() };
+    let next = || scrub_next(&stand.cache, Some(&stand.remote), &options, &|_| ());
+    assert_eq!(next().await.unwrap(), None, "nothing is here");
+    stand.succeeds("first").await;
+    let digest = stand.model.manifest.digest();
+    let path = stand.cache.layout().published(digest).join("model-1.safetensors");
+    set_mode(&path, 0o644);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[70_000] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+
+    let (scrubbed, ended) = next().await.unwrap().unwrap();
+    assert_eq!(scrubbed, digest);
+    let Scrubbed::Repaired { report, fetched_bytes } = ended else { panic!("{ended:?}") };
+    assert_eq!((report.wrong.len(), fetched_bytes), (1, u64::from(CHUNK)));
+    assert_eq!(stand.cache.counters().checksum_failures_disk.get(), 1, "counted once");
+    stand.model.is_exact(stand.cache.layout(), "scrubbed");
+    assert_eq!(next().await.unwrap(), None, "its turn is over");
+    std::fs::write(stand.cache.layout().scrubs(), b"damaged").unwrap();
+    let (_, ended) = next().await.unwrap().unwrap();
+    assert_eq!(ended, Scrubbed::Right { bytes: stand.model.manifest.total_bytes() });
+}

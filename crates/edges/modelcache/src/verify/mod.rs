@@ -10,6 +10,8 @@
 //! one core for each file. A reader that has a damaged file open keeps it: the repaired one is another file under the same
 //! name.
 
+pub mod scrub;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -177,8 +179,12 @@ fn open(
     if !publish::has_entry(&path, entry) {
         return Ok(None);
     }
-    let file = DirectFile::open(&path, disk_io).map_err(|error| CacheFault::disk("open", &path, &error))?;
-    Ok(Some(Subject { entry: entry.clone(), file, chunk_size: manifest.chunk_size() }))
+    match DirectFile::open(&path, disk_io) {
+        Ok(file) => Ok(Some(Subject { entry: entry.clone(), file, chunk_size: manifest.chunk_size() })),
+        // it went between the two looks
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(CacheFault::disk("open", &path, &error)),
+    }
 }
 
 impl Report {
