@@ -107,6 +107,12 @@ impl Manifest {
     /// # Errors
     /// A rule is broken.
     pub fn new(chunk_size: u32, mut files: Vec<FileEntry>) -> Result<Self, ManifestError> {
+        check_count(&files)?;
+        // a digest takes 67 bytes of text: what cannot fit is not written first
+        let least = files.iter().map(|file| file.chunks.len()).sum::<usize>().saturating_mul(67);
+        if least > MANIFEST_BYTES_MAX {
+            return Err(ManifestError::TooLarge { size: least });
+        }
         files.sort_by(|one, other| one.path.cmp(&other.path));
         let document = Document { manifest_version: MANIFEST_VERSION, chunk_size: chunk_size.into(), files };
         let bytes = canonical(&document)?;
@@ -144,8 +150,9 @@ impl Manifest {
         if bytes.len() > MANIFEST_BYTES_MAX {
             return Err(ManifestError::TooLarge { size: bytes.len() });
         }
-        if files.is_empty() || files.len() > FILES_MAX {
-            return Err(ManifestError::FileCount(files.len()));
+        check_count(&files)?;
+        if files.windows(2).any(|pair| pair[0].path > pair[1].path) {
+            return Err(ManifestError::NotCanonical);
         }
         let mut total_bytes = 0_u64;
         for file in &files {
@@ -225,6 +232,13 @@ fn canonical(document: &Document) -> Result<Vec<u8>, ManifestError> {
     let mut bytes = serde_json::to_vec(document).map_err(|error| ManifestError::Syntax(error.to_string()))?;
     bytes.push(b'\n');
     Ok(bytes)
+}
+
+fn check_count(files: &[FileEntry]) -> Result<(), ManifestError> {
+    match files.len() {
+        1..=FILES_MAX => Ok(()),
+        count => Err(ManifestError::FileCount(count)),
+    }
 }
 
 /// # Errors

@@ -1,6 +1,7 @@
 //! Integration tests of the model cache.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+mod answers;
 mod cache;
 mod disk;
 mod evict;
