@@ -6,6 +6,7 @@
 //! - [`remote`]: the object store, every answer checked.
 //! - [`source`], [`push`]: a model on the disk, and its way into the store.
 
+pub mod artifact;
 mod buffer;
 pub mod cache;
 pub mod counters;

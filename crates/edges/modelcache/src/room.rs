@@ -18,9 +18,11 @@ use rustix::fs::StatVfsMountFlags;
 use crate::evict::{self, Held, Plan, Room};
 use crate::fault::{CacheFault, NoRoom};
 
-/// Inodes that one fetch takes beside one for each content file: folders, journals of files on their way, the manifest
-/// and what is made ready in `tmp`. Folders of content files are 256 at most.
-pub const INODES_BESIDE: u64 = 1024;
+/// Inodes that one fetch takes beside those of its files: 256 folders of content files, and data, journal and folder of
+/// each file on its way.
+pub const INODES_BESIDE: u64 = 384;
+/// Inodes of one file: its content and its link in the published folder, which some file systems count like a file.
+pub const INODES_OF_FILE: u64 = 2;
 /// How many kept models a refusal names.
 pub const NAMED_MAX: usize = 16;
 
@@ -88,10 +90,13 @@ impl Disk {
         })
     }
 
-    /// The room that files of these lengths take: whole blocks, one inode each.
+    /// The room that files of these lengths take: whole blocks, and [`INODES_OF_FILE`] each.
     pub fn room_of(&self, lengths: impl IntoIterator<Item = u64>) -> Room {
         lengths.into_iter().fold(Room::NONE, |room, length| {
-            room.plus(Room { bytes: length.div_ceil(self.block_bytes).saturating_mul(self.block_bytes), inodes: 1 })
+            room.plus(Room {
+                bytes: length.div_ceil(self.block_bytes).saturating_mul(self.block_bytes),
+                inodes: INODES_OF_FILE,
+            })
         })
     }
 
@@ -133,6 +138,7 @@ pub fn admit(path: &Path, disk: &Disk, keep_free: KeepFree, need: Room, models: 
             kept: refused
                 .kept
                 .iter()
+                .filter(|(_, _, bytes)| *bytes > 0)
                 .take(NAMED_MAX)
                 .map(|(digest, hold, bytes)| format!("sha256-{digest} {} ({bytes} bytes)", hold.as_str()))
                 .collect(),
@@ -268,7 +274,7 @@ mod tests {
         assert_eq!(KeepFree::Millipercent(100_000).bytes(u64::MAX), u64::MAX);
         assert_eq!(KeepFree::Millipercent(100_001).bytes(10), 10);
         assert_eq!(KeepFree::Millipercent(0).bytes(10), 0);
-        assert_eq!(DISK.room_of([0, 1, 10, 11]), Room { bytes: 40, inodes: 4 });
+        assert_eq!(DISK.room_of([0, 1, 10, 11]), Room { bytes: 40, inodes: 8 });
     }
 
     #[test]

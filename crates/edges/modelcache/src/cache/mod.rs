@@ -36,7 +36,7 @@ use crate::flight::Flights;
 use crate::layout::{Layout, ModelPath};
 use crate::manifest::Manifest;
 use crate::publish;
-use crate::room::{Booking, Bookings, Disk, KeepFree, admit};
+use crate::room::{Booking, Bookings, Disk, INODES_BESIDE, KeepFree, admit};
 
 /// How often room is made again when a removal freed less than it should have: a reader may have the files open.
 const ROOM_TRIES: u32 = 3;
@@ -225,7 +225,8 @@ impl Cache {
         let mut evicted = Vec::new();
         for _ in 0..ROOM_TRIES {
             let disk = Disk::of(self.layout.root())?;
-            let total = if need == Room::NONE { Room::NONE } else { need.plus(self.bookings.total()) };
+            let beside = Room { bytes: 0, inodes: INODES_BESIDE };
+            let total = if need == Room::NONE { Room::NONE } else { need.plus(beside).plus(self.bookings.total()) };
             let fits = disk.missing(total, self.options.keep_free.bytes(disk.total_bytes)) == Room::NONE;
             let models = if fits { Vec::new() } else { shelf::models(&self.layout)? };
             let held = if fits { Vec::new() } else { self.held(&models)? };

@@ -2,10 +2,12 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod answers;
+mod artifact;
 mod cache;
 mod disk;
 mod evict;
 mod fetch;
+mod goldens;
 mod kill;
 mod manifest;
 mod model;
