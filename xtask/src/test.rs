@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use crate::terminal::{complain, say};
-use crate::{clients, generate, walls, workspace};
+use crate::{clients, generate, real, walls, workspace};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -36,6 +36,7 @@ const STEPS: &[Step] = &[
         run: generate::check,
     },
     Step { name: "lints", what: "cargo clippy, warnings are errors", run: lints },
+    Step { name: "real", what: "real components that tests use are installed", run: real_components },
     Step { name: "tests", what: "cargo test --workspace", run: tests },
     Step { name: "arm", what: "cargo check for 64-bit ARM, C parts compiled", run: arm },
     Step { name: "quickstart", what: "./quickstart --check: a real model answers through the gate", run: quickstart },
@@ -105,6 +106,14 @@ fn lints() -> Result<()> {
         "--deny",
         "warnings",
     ]))
+}
+
+/// Tests find these where they are installed, and would install them one by one inside their own time.
+fn real_components() -> Result<()> {
+    for name in [real::Name::Llamacpp, real::Name::S3] {
+        real::install(name)?;
+    }
+    Ok(())
 }
 
 fn tests() -> Result<()> {

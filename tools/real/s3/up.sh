@@ -3,11 +3,12 @@
 #
 # What:  SERVER=versitygw (the default; its objects are plain files under STATE/data/BUCKET) or seaweedfs (takes PORT to
 #        PORT+7). TLS=1 serves https with a certificate for 127.0.0.1, localhost, *.localhost and *.s3.localhost
-#        (strict clients want three labels for a wildcard) from a test CA of the state folder's own. LIMIT=N answers 503 SlowDown to all above N requests at once, VIRTUAL_HOST=DOMAIN also
-#        takes BUCKET.DOMAIN as the host (both versitygw only). The bucket BUCKET is made. The keys are for tests and no
-#        secret.
+#        (strict clients want three labels for a wildcard) from a test CA of the state folder's own. For versitygw only:
+#        LIMIT=N answers 503 SlowDown to all above N requests at once, VIRTUAL_HOST=DOMAIN also takes BUCKET.DOMAIN as
+#        the host, ACCESS_LOG=1 writes STATE/access.log. The bucket BUCKET is made. The keys are for tests and no secret.
 # Needs: bash, curl, with TLS openssl, what install.sh makes.
-# How:   up.sh STATE_FOLDER PORT        SERVER, TLS, LIMIT, VIRTUAL_HOST, BUCKET (models), WAIT (60 s until ready)
+# How:   up.sh STATE_FOLDER PORT
+#        with SERVER, TLS, LIMIT, VIRTUAL_HOST, ACCESS_LOG, BUCKET (models), WAIT (60 seconds until it must answer)
 # Makes: STATE/pid, STATE/url, STATE/env (what clients need, as shell assignments), STATE/data, STATE/tls/ca.pem,
 #        STATE/log; prints the url
 set -euo pipefail
@@ -70,6 +71,7 @@ case $server in
     [ -z "$ca" ] || command+=(--cert "$state/tls/server.pem" --key "$state/tls/server.key")
     [ -z "${LIMIT:-}" ] || command+=(--max-requests "$LIMIT")
     [ -z "${VIRTUAL_HOST:-}" ] || command+=(--virtual-domain "$VIRTUAL_HOST")
+    [ "${ACCESS_LOG:-}" != 1 ] || command+=(--access-log "$state/access.log")
     command+=(posix --versioning-dir "$state/versions" "$state/data")
     ;;
   seaweedfs)

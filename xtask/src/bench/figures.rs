@@ -4,54 +4,72 @@ use std::collections::BTreeMap;
 
 use super::stand::Target;
 
+/// Something that is measured: a column of a table, in the order of its columns.
+pub(super) trait Column: Copy + Ord + std::fmt::Debug + 'static {
+    /// All of them.
+    const ALL: &'static [Self];
+    /// Tidegate itself.
+    const OWN: Self;
+    /// The peer with a column for the ratio to it.
+    const BESIDE: Self;
+    /// Name of the bench.
+    const BENCH: &'static str;
+
+    /// The column's head.
+    fn name(self) -> &'static str;
+}
+
 /// What a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Goal {
+pub(super) enum Goal<C = Target> {
+    /// At least this, in the figure's unit.
+    AtLeast(f64),
     /// At most this, in the figure's unit.
     AtMost(f64),
     /// Exactly this many.
     Exactly(f64),
     /// At most so many times a peer's.
-    TimesAtMost(Target, f64),
+    TimesAtMost(C, f64),
     /// At least so many times a peer's.
-    TimesAtLeast(Target, f64),
+    TimesAtLeast(C, f64),
 }
 
 /// One row of the table.
 #[derive(Clone, Debug)]
-pub(super) struct Figure {
+pub(super) struct Figure<C = Target> {
     pub(super) name: String,
     pub(super) unit: &'static str,
-    pub(super) values: BTreeMap<Target, f64>,
-    pub(super) goals: Vec<Goal>,
+    pub(super) values: BTreeMap<C, f64>,
+    pub(super) goals: Vec<Goal<C>>,
 }
 
-impl Figure {
-    pub(super) fn new(name: impl Into<String>, unit: &'static str, values: BTreeMap<Target, f64>) -> Self {
+impl<C: Column> Figure<C> {
+    pub(super) fn new(name: impl Into<String>, unit: &'static str, values: BTreeMap<C, f64>) -> Self {
         Self { name: name.into(), unit, values, goals: Vec::new() }
     }
 
     /// A figure that only Tidegate has.
     pub(super) fn own(name: impl Into<String>, unit: &'static str, value: f64) -> Self {
-        Self::new(name, unit, BTreeMap::from([(Target::Tidegate, value)]))
+        Self::new(name, unit, BTreeMap::from([(C::OWN, value)]))
     }
 
-    pub(super) fn wants(mut self, goal: Goal) -> Self {
+    pub(super) fn wants(mut self, goal: Goal<C>) -> Self {
         self.goals.push(goal);
         self
     }
 
     /// Tidegate's value as a multiple of a peer's.
-    pub(super) fn ratio(&self, peer: Target) -> Option<f64> {
-        let value = self.values.get(&Target::Tidegate)?;
+    pub(super) fn ratio(&self, peer: C) -> Option<f64> {
+        let value = self.values.get(&C::OWN)?;
         let other = self.values.get(&peer).filter(|other| **other > 0.0)?;
         Some(value / other)
     }
 
     /// Whether a goal is met; `None` when what it needs was not measured.
-    pub(super) fn meets(&self, goal: Goal) -> Option<bool> {
-        let value = *self.values.get(&Target::Tidegate)?;
+    pub(super) fn meets(&self, goal: Goal<C>) -> Option<bool> {
+        let value = *self.values.get(&C::OWN)?;
         match goal {
+            Goal::AtLeast(bound) => Some(value >= bound),
             Goal::AtMost(bound) => Some(value <= bound),
             Goal::Exactly(wanted) => Some((value - wanted).abs() < 0.5),
             Goal::TimesAtMost(peer, bound) => Some(self.ratio(peer)? <= bound),

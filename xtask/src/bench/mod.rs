@@ -1,6 +1,7 @@
 //! Benchmarks: programs with a table as output, comparing side by side in one run with what a user would otherwise pick.
 //! Nothing here is a test: no figure fails a build, a missed goal is shown as missed.
 
+mod cache;
 mod figures;
 mod gate;
 mod held;
@@ -12,10 +13,12 @@ mod stand;
 mod start;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
+
+use figures::{Column, Figure};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -27,6 +30,8 @@ pub(crate) struct Arguments {
 enum Bench {
     /// The gate beside a direct connection, nginx, sglang-router and LiteLLM, on one mock upstream.
     Gate(Gate),
+    /// The model cache beside rclone, s5cmd with openssl, and the AWS command line, on one versitygw.
+    Cache(cache::Options),
 }
 
 /// `cargo xtask bench gate`.
@@ -87,17 +92,29 @@ impl Gate {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.bench {
         Bench::Gate(options) => {
-            let conditions = page::Conditions::read(options)?;
-            let figures = gate::run(options)?;
-            table::print(&figures);
-            if let Some(file) = &options.json {
-                let text = serde_json::to_string_pretty(&table::json(&figures))?;
-                std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
-            }
-            if options.doc {
-                page::write(&conditions, &figures)?;
-            }
-            Ok(())
+            let run = format!("profile {}, {} rounds of {} s", options.profile, options.rounds, options.seconds);
+            let conditions = page::Conditions::read(&run)?;
+            publish("benchmarks.md", &conditions, &gate::run(options)?, options.json.as_deref(), options.doc)
+        }
+        Bench::Cache(options) => {
+            let conditions = page::Conditions::read(&options.in_words())?;
+            publish("benchmarks-cache.md", &conditions, &cache::run(options)?, options.json.as_deref(), options.doc)
         }
     }
+}
+
+/// The table on the terminal, and where else it is wanted.
+fn publish<C: Column>(
+    page: &str,
+    conditions: &page::Conditions,
+    figures: &[Figure<C>],
+    json: Option<&Path>,
+    doc: bool,
+) -> Result<()> {
+    table::print(figures);
+    if let Some(file) = json {
+        let text = serde_json::to_string_pretty(&table::json(figures))?;
+        std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if doc { page::write(page, conditions, figures) } else { Ok(()) }
 }

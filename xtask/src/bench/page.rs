@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, Result};
 
-use super::figures::Figure;
-use super::{Gate, table};
+use super::figures::{Column, Figure};
+use super::table;
 use crate::workspace;
 
 const BEGIN: &str = "<!-- table: begin -->\n";
@@ -14,9 +14,11 @@ const END: &str = "<!-- table: end -->";
 pub(super) struct Conditions(String);
 
 impl Conditions {
+    /// `run` says how it was measured.
+    ///
     /// # Errors
     /// The machine cannot be asked.
-    pub(super) fn read(options: &Gate) -> Result<Self> {
+    pub(super) fn read(run: &str) -> Result<Self> {
         let cpus = std::fs::read_to_string("/proc/cpuinfo").context("cannot read the processor's name")?;
         let model = cpus
             .lines()
@@ -30,26 +32,23 @@ impl Conditions {
         let day = workspace::output(workspace::command("date").args(["-u", "+%F"]))?;
         let commit = workspace::output(workspace::command("git").args(["rev-parse", "--short", "HEAD"]))?;
         Ok(Self(format!(
-            "{}, commit {}, profile {}, {} rounds of {} s; {cores} cores ({model}), Linux {kernel}; load average before the run {load}.",
+            "{}, commit {}, {run}; {cores} cores ({model}), Linux {kernel}; load average before the run {load}.",
             day.trim(),
             commit.trim(),
-            options.profile,
-            options.rounds,
-            options.seconds
         )))
     }
 }
 
-/// Puts the table into the page.
+/// Puts the table into a page of `docs`.
 ///
 /// # Errors
 /// The page is not there or has lost its marks.
-pub(super) fn write(conditions: &Conditions, figures: &[Figure]) -> Result<()> {
-    let path = workspace::root().join("docs/benchmarks.md");
-    let page = std::fs::read_to_string(&path).context("cannot read docs/benchmarks.md")?;
+pub(super) fn write<C: Column>(name: &str, conditions: &Conditions, figures: &[Figure<C>]) -> Result<()> {
+    let path = workspace::root().join("docs").join(name);
+    let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read docs/{name}"))?;
     let content = format!("{}\n\n{}", conditions.0, table::markdown(figures));
-    let page = replaced(&page, &content).context("docs/benchmarks.md has lost the marks around its table")?;
-    std::fs::write(&path, page).context("cannot write docs/benchmarks.md")
+    let page = replaced(&page, &content).with_context(|| format!("docs/{name} has lost the marks around its table"))?;
+    std::fs::write(&path, page).with_context(|| format!("cannot write docs/{name}"))
 }
 
 fn replaced(page: &str, content: &str) -> Option<String> {
@@ -72,8 +71,10 @@ mod tests {
     }
 
     #[test]
-    fn the_page_in_the_tree_has_its_marks() {
-        let page = std::fs::read_to_string(workspace::root().join("docs/benchmarks.md")).unwrap();
-        assert!(replaced(&page, "").is_some());
+    fn the_pages_in_the_tree_have_their_marks() {
+        for name in ["benchmarks.md", "benchmarks-cache.md"] {
+            let page = std::fs::read_to_string(workspace::root().join("docs").join(name)).unwrap();
+            assert!(replaced(&page, "").is_some(), "{name}");
+        }
     }
 }

@@ -65,14 +65,27 @@ pub(super) fn cpu_seconds(pid: u32) -> f64 {
     ticks as f64 / TICKS_PER_SECOND
 }
 
+/// CPU seconds, user and system, of all children of ours that have ended, with their own.
+pub(super) fn reaped_cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok().and_then(|line| Stat::parse(&line));
+    stat.map_or(f64::NAN, |stat| stat.reaped as f64 / TICKS_PER_SECOND)
+}
+
+/// The most that was ever resident of one process; nothing when it has ended.
+pub(super) fn peak_resident_bytes(pid: u32) -> u64 {
+    status_bytes(pid, "VmHWM:").unwrap_or(0)
+}
+
+/// A line of `/proc/PID/status` that counts memory.
+fn status_bytes(pid: u32, name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
 /// Resident bytes of the process and its children; shared pages count in each.
 pub(super) fn resident_bytes(pid: u32) -> u64 {
-    let resident = |pid: &u32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    };
-    tree(pid).keys().filter_map(resident).sum::<u64>() * 1024
+    tree(pid).keys().filter_map(|pid| status_bytes(*pid, "VmRSS:")).sum()
 }
 
 /// A child of ours, ended when dropped.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::figures::Column;
 use super::load::Generator;
 use super::process::Owned;
 use crate::real::{self, Name, Running};
@@ -41,6 +42,17 @@ impl Target {
             Self::SglangRouter => "sglang-router",
             Self::Litellm => "litellm",
         }
+    }
+}
+
+impl Column for Target {
+    const ALL: &'static [Self] = &Self::ALL;
+    const OWN: Self = Self::Tidegate;
+    const BESIDE: Self = Self::Nginx;
+    const BENCH: &'static str = "gate";
+
+    fn name(self) -> &'static str {
+        self.as_str()
     }
 }
 

@@ -2,13 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::figures::{Figure, Goal};
-use super::stand::Target;
+use super::figures::{Column, Figure, Goal};
 use crate::terminal::say;
 
 /// Prints the table to standard output.
-pub(super) fn print(figures: &[Figure]) {
-    let mut rows = vec![header()];
+pub(super) fn print<C: Column>(figures: &[Figure<C>]) {
+    let mut rows = vec![header::<C>()];
     rows.extend(figures.iter().map(row));
     let columns = rows[0].len();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -24,29 +23,28 @@ pub(super) fn print(figures: &[Figure]) {
 }
 
 /// The same as a Markdown table.
-pub(super) fn markdown(figures: &[Figure]) -> String {
+pub(super) fn markdown<C: Column>(figures: &[Figure<C>]) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-    let mut text = line(header());
-    text.push_str(&line(header().iter().map(|_| "---".to_owned()).collect()));
+    let mut text = line(header::<C>());
+    text.push_str(&line(header::<C>().iter().map(|_| "---".to_owned()).collect()));
     for figure in figures {
         text.push_str(&line(row(figure)));
     }
     text
 }
 
-fn header() -> Vec<String> {
+fn header<C: Column>() -> Vec<String> {
     let mut cells = vec!["figure".to_owned(), "unit".to_owned()];
-    cells.extend(Target::ALL.iter().map(|target| target.as_str().to_owned()));
-    cells.extend(["× nginx", "goal", "met"].map(str::to_owned));
+    cells.extend(C::ALL.iter().map(|column| column.name().to_owned()));
+    cells.extend([format!("× {}", C::BESIDE.name()), "goal".to_owned(), "met".to_owned()]);
     cells
 }
 
-fn row(figure: &Figure) -> Vec<String> {
+fn row<C: Column>(figure: &Figure<C>) -> Vec<String> {
     let mut cells = vec![figure.name.clone(), figure.unit.to_owned()];
-    cells.extend(
-        Target::ALL.iter().map(|target| figure.values.get(target).map_or_else(String::new, |value| number(*value))),
-    );
-    cells.push(figure.ratio(Target::Nginx).map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+    cells
+        .extend(C::ALL.iter().map(|target| figure.values.get(target).map_or_else(String::new, |value| number(*value))));
+    cells.push(figure.ratio(C::BESIDE).map_or_else(String::new, |ratio| format!("{ratio:.2}")));
     cells.push(figure.goals.iter().map(|goal| words(*goal)).collect::<Vec<_>>().join(", "));
     cells.push(figure.goals.iter().map(|goal| verdict(figure.meets(*goal))).collect::<Vec<_>>().join(", "));
     cells
@@ -62,12 +60,13 @@ fn number(value: f64) -> String {
     }
 }
 
-fn words(goal: Goal) -> String {
+fn words<C: Column>(goal: Goal<C>) -> String {
     match goal {
+        Goal::AtLeast(bound) => format!("≥ {bound}"),
         Goal::AtMost(bound) => format!("≤ {bound}"),
         Goal::Exactly(wanted) => format!("= {wanted}"),
-        Goal::TimesAtMost(peer, bound) => format!("≤ {bound}× {}", peer.as_str()),
-        Goal::TimesAtLeast(peer, bound) => format!("≥ {bound:.2}× {}", peer.as_str()),
+        Goal::TimesAtMost(peer, bound) => format!("≤ {bound}× {}", peer.name()),
+        Goal::TimesAtLeast(peer, bound) => format!("≥ {bound:.2}× {}", peer.name()),
     }
 }
 
@@ -80,31 +79,31 @@ const fn verdict(met: Option<bool>) -> &'static str {
 }
 
 /// The same for scripts.
-pub(super) fn json(figures: &[Figure]) -> Value {
-    let figure = |figure: &Figure| {
-        let peers = figure.values.iter().filter(|(target, _)| **target != Target::Tidegate);
+pub(super) fn json<C: Column>(figures: &[Figure<C>]) -> Value {
+    let figure = |figure: &Figure<C>| {
+        let peers = figure.values.iter().filter(|(target, _)| **target != C::OWN);
         let peers: serde_json::Map<_, _> =
-            peers.map(|(target, value)| (target.as_str().to_owned(), json!(value))).collect();
-        let ratios =
-            Target::ALL.iter().filter_map(|peer| Some((peer.as_str().to_owned(), json!(figure.ratio(*peer)?))));
-        let ratios: serde_json::Map<_, _> = ratios.filter(|(peer, _)| peer != Target::Tidegate.as_str()).collect();
+            peers.map(|(target, value)| (target.name().to_owned(), json!(value))).collect();
+        let ratios = C::ALL.iter().filter_map(|peer| Some((peer.name().to_owned(), json!(figure.ratio(*peer)?))));
+        let ratios: serde_json::Map<_, _> = ratios.filter(|(peer, _)| peer != C::OWN.name()).collect();
         let goals = figure.goals.iter().map(|goal| json!({"goal": words(*goal), "met": figure.meets(*goal)}));
         json!({
             "figure": figure.name,
             "unit": figure.unit,
-            "value": figure.values.get(&Target::Tidegate),
+            "value": figure.values.get(&C::OWN),
             "peers": peers,
             "ratios": ratios,
             "goals": goals.collect::<Vec<_>>(),
         })
     };
-    json!({"bench": "gate", "figures": figures.iter().map(figure).collect::<Vec<_>>()})
+    json!({"bench": C::BENCH, "figures": figures.iter().map(figure).collect::<Vec<_>>()})
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
+    use super::super::stand::Target;
     use super::*;
 
     #[test]
@@ -113,7 +112,7 @@ mod tests {
         let figure =
             Figure::new("cpu", "us", values).wants(Goal::TimesAtMost(Target::Nginx, 2.0)).wants(Goal::AtMost(10.0));
         let cells = row(&figure);
-        assert_eq!(cells.len(), header().len());
+        assert_eq!(cells.len(), header::<Target>().len());
         assert_eq!(cells[7..], ["1.50", "≤ 2× nginx, ≤ 10", "yes, NO"]);
         let json = json(&[figure]);
         assert_eq!(json["figures"][0]["goals"][1]["met"], false);
