@@ -332,9 +332,9 @@ impl Sending {
         let Self { work, entry, meter, .. } = &*sending;
         (work.sink)(meter.start(&entry.path, entry.size, 0));
         if entry.size <= PART_BYTES {
-            sending.send_whole().await?
+            sending.send_whole().await?;
         } else {
-            sending.send_parts().await?
+            sending.send_parts().await?;
         }
         if let Some(done) = meter.done(&entry.path) {
             (work.sink)(done);

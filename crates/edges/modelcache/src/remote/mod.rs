@@ -15,6 +15,7 @@ mod credentials;
 mod folder;
 mod options;
 mod range;
+mod site;
 mod tls;
 mod transport;
 mod trouble;
