@@ -57,7 +57,8 @@ pub enum Event {
         /// Bytes of them that are on the disk.
         cached_bytes: u64,
     },
-    /// A push reads a file to learn its digests; at most ten in a second for each file.
+    /// A push reads a file to learn its digests, or a verification to compare them; at most ten in a second for each
+    /// file.
     Hashing {
         /// The path in the model.
         file: String,

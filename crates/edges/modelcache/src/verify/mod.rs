@@ -116,6 +116,7 @@ struct Subject {
 
 /// What one reader did.
 struct Piece {
+    file: String,
     bytes: u64,
     wrong: Vec<WrongChunk>,
     contradicted: Option<String>,
@@ -135,6 +136,7 @@ pub async fn verify(
     let readers = options.readers.clamp(1, READERS_MAX);
     let pool = Pool::new(readers, BUFFER_BYTES_MAX.min(manifest.chunk_size() as usize));
     let pace = Arc::new(Pace::new(options.rate_max));
+    let meter = Meter::new(manifest.files().iter().map(|file| file.size).sum(), 0, std::time::Instant::now());
     let mut tasks: JoinSet<Result<Piece, CacheFault>> = JoinSet::new();
     for entry in manifest.files() {
         let Some(subject) = open(layout, manifest, entry, options.disk_io)? else {
@@ -142,10 +144,11 @@ pub async fn verify(
             continue;
         };
         report.files += 1;
+        meter.start(&entry.path, entry.size, 0);
         let subject = Arc::new(subject);
         for chunks in pieces(entry, options.depth) {
             while tasks.len() >= readers {
-                report.take(tasks.join_next().await, sink)?;
+                report.take(tasks.join_next().await, &meter, sink)?;
             }
             let (subject, pool, pace, depth) =
                 (Arc::clone(&subject), Arc::clone(&pool), Arc::clone(&pace), options.depth);
@@ -153,7 +156,7 @@ pub async fn verify(
         }
     }
     while !tasks.is_empty() {
-        report.take(tasks.join_next().await, sink)?;
+        report.take(tasks.join_next().await, &meter, sink)?;
     }
     report.wrong.sort();
     Ok(report)
@@ -191,11 +194,16 @@ impl Report {
     fn take(
         &mut self,
         done: Option<Result<Result<Piece, CacheFault>, tokio::task::JoinError>>,
+        meter: &Meter,
         sink: Sink<'_>,
     ) -> Result<(), CacheFault> {
         let Some(done) = done else { return Ok(()) };
         let piece = done.unwrap_or(Err(CacheFault::Cancelled))?;
         self.bytes += piece.bytes;
+        let read = meter.add(&piece.file, piece.bytes, std::time::Instant::now());
+        if let Some(Event::Progress { file, bytes, total, .. }) = read {
+            sink(Event::Hashing { file, bytes, total });
+        }
         self.contradicted.extend(piece.contradicted);
         for wrong in piece.wrong {
             sink(Event::ChunkBad { file: wrong.file.clone(), chunk: wrong.chunk, place: Place::Disk });
@@ -214,7 +222,7 @@ impl Subject {
         pace: &Pace,
     ) -> Result<Piece, CacheFault> {
         let mut whole = (depth == Depth::Files).then(|| Context::new(&SHA256));
-        let mut piece = Piece { bytes: 0, wrong: Vec::new(), contradicted: None };
+        let mut piece = Piece { file: self.entry.path.clone(), bytes: 0, wrong: Vec::new(), contradicted: None };
         for chunk in chunks {
             let span = self.entry.chunk_span(self.chunk_size, chunk);
             let expected = usize::try_from(chunk).ok().and_then(|chunk| self.entry.chunks.get(chunk)).copied();

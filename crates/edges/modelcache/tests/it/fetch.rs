@@ -348,6 +348,7 @@ async fn a_flipped_byte_on_the_disk_costs_its_chunk_and_open_readers_keep_their_
     let events = parking_lot::Mutex::new(Vec::new());
     let options = VerifyOptions::default();
     let report = verify(layout, manifest, &options, &|event| events.lock().push(event)).await.unwrap();
+    events.lock().retain(|event| !matches!(event, Event::Hashing { .. }));
     assert_eq!(report.wrong, [WrongChunk { file: LARGE.to_owned(), chunk: 7 }]);
     assert_eq!(report.bytes, manifest.total_bytes());
     let bad = Event::ChunkBad { file: LARGE.to_owned(), chunk: 7, place: Place::Disk };
