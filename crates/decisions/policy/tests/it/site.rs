@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use tidegate_config::site::{
     Admin, Alias, Class, Counters, Gateway, Grant, GrantScope, Identity, KeepFree, Launcher, ModelCache, Priority,
-    Site, Stage, Store, Team, Timeouts,
+    Scrub, Site, Stage, Store, Team, Timeouts,
 };
 use tidegate_core::{AliasName, Limits, TeamName};
 
@@ -32,7 +32,7 @@ pub(crate) fn site(aliases: &[(&str, Class)]) -> Site {
         counters: Counters::Memory,
         identity: Identity::default(),
         model_store: None,
-        model_cache: ModelCache { path: PathBuf::from("cache"), keep_free: KeepFree::Percent(10.0) },
+        model_cache: ModelCache { path: PathBuf::from("cache"), keep_free: KeepFree::Percent(10.0), scrub: Scrub::default() },
         launcher: Launcher::Processes,
         engines: BTreeMap::new(),
         agents: None,

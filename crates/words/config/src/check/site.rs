@@ -15,7 +15,7 @@ use crate::quantity::Share;
 use crate::raw::{self, site as raw_site};
 use crate::site::{
     Admin, AgentTls, Counters, Engine, EngineDialect, Gateway, Identity, KeepFree, KubernetesIssuer, Launcher,
-    MessagesApi, ModelCache, OidcIssuer, Server, Site, Stage, Store, Timeouts, Tls,
+    MessagesApi, ModelCache, OidcIssuer, Scrub, Server, Site, Stage, Store, Timeouts, Tls,
 };
 
 const GATEWAY_LISTEN: &str = "127.0.0.1:8000";
@@ -26,6 +26,9 @@ const BODY_BYTES_MAX: u64 = 1 << 30;
 const DRAIN_DEFAULT: Duration = Duration::from_secs(30);
 const WORKERS_MAX: u32 = 1_024;
 const ATTEMPTS_MAX: u32 = 10;
+const SCRUB_EVERY_MIN: Duration = Duration::from_hours(1);
+const SCRUB_RATE_MIN: u64 = 1_000_000;
+const SCRUB_RATE_MAX: u64 = 100_000_000_000;
 
 /// Checks the Site document; the other kinds are filled in by their own checks.
 pub(super) fn check(documents: &Documents, report: &mut Report) -> Option<Site> {
@@ -304,14 +307,29 @@ fn kubernetes_issuer(
 
 fn model_cache(at: &At<'_>, raw: Option<&raw_site::ModelCache>, report: &mut Report) -> ModelCache {
     let default = raw_site::ModelCache::default();
-    let raw_site::ModelCache { path, keep_free } = raw.unwrap_or(&default);
+    let raw_site::ModelCache { path, keep_free, scrub } = raw.unwrap_or(&default);
     let path = path.as_ref().and_then(|path| file(&at.key("path"), path, report));
     let keep_free = match keep_free {
         None => KeepFree::Percent(10.0),
         Some(Share::Millipercent(share)) => KeepFree::Percent(f64::from(*share) / 1_000.0),
         Some(Share::Bytes(bytes)) => KeepFree::Bytes(bytes.0),
     };
-    ModelCache { path: path.unwrap_or_else(|| PathBuf::from("model-cache")), keep_free }
+    let scrub = scrub.as_ref().map(|raw| self::scrub(&at.key("scrub"), raw, report)).unwrap_or_default();
+    ModelCache { path: path.unwrap_or_else(|| PathBuf::from("model-cache")), keep_free, scrub }
+}
+
+fn scrub(at: &At<'_>, raw: &raw_site::Scrub, report: &mut Report) -> Scrub {
+    let raw_site::Scrub { every, rate } = raw;
+    let default = Scrub::default();
+    let every = every.map_or(default.every, |every| Some(every.0).filter(|every| !every.is_zero()));
+    if every.is_some_and(|every| every < SCRUB_EVERY_MIN) {
+        report.error_hint(&at.key("every"), "too often", "write 1h or more, or 0s for never".to_owned());
+    }
+    let rate = rate.map_or(default.rate, |rate| rate.0);
+    if !(SCRUB_RATE_MIN..=SCRUB_RATE_MAX).contains(&rate) {
+        report.error(&at.key("rate"), "expected from 1MB to 100GB");
+    }
+    Scrub { every, rate }
 }
 
 fn agents(at: &At<'_>, raw: &raw_site::Agents, report: &mut Report) -> Option<AgentTls> {

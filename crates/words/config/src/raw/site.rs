@@ -246,6 +246,18 @@ pub(crate) struct ModelCache {
     pub(crate) path: Option<String>,
     /// How much of the disk stays free. Default 10%.
     pub(crate) keep_free: Option<Share>,
+    /// How cached models are read again and compared with their manifests; what is wrong is fetched anew.
+    pub(crate) scrub: Option<Scrub>,
+}
+
+/// How cached models are read again, beside other work.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Scrub {
+    /// How often each model is read, from 1h to 366d; 0s for never. Default 7d.
+    pub(crate) every: Option<Span>,
+    /// Most bytes per second, from 1MB to 100GB. Default 64MiB.
+    pub(crate) rate: Option<Bytes>,
 }
 
 /// Who starts engines.

@@ -289,6 +289,23 @@ pub struct ModelCache {
     pub path: PathBuf,
     /// How much of the disk stays free.
     pub keep_free: KeepFree,
+    /// How what is cached is read again.
+    pub scrub: Scrub,
+}
+
+/// How cached models are read again and compared with their manifests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scrub {
+    /// How often each model is read (default 7 days); `None` means never.
+    pub every: Option<Duration>,
+    /// Most bytes per second (default 64 MiB).
+    pub rate: u64,
+}
+
+impl Default for Scrub {
+    fn default() -> Self {
+        Self { every: Some(Duration::from_hours(7 * 24)), rate: 64 << 20 }
+    }
 }
 
 /// How much of a disk stays free.

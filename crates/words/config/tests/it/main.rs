@@ -6,6 +6,7 @@ mod bounds;
 mod design;
 mod generated;
 mod goldens;
+mod model_cache;
 mod model_store;
 mod quantities;
 mod refused;
