@@ -3,7 +3,7 @@
 //! ```text
 //! before a load   lay_out ── on this disk? ── in the store? ──> hit: a fresh folder, every byte proven
 //!                                                           └─> miss: the engine compiles
-//! after it        keep ── folder ── one pack, one record ──> artifacts/<key>/ ──> store, for the other nodes
+//! after it        keep ── folder ── one pack, one record ──> artifacts/<model>/<key>/ ──> store, for the other nodes
 //! ```
 //!
 //! What an engine compiles depends on the model, on the engine, the driver, the GPU, the tensor parallelism and the
@@ -158,8 +158,10 @@ struct Place {
 }
 
 impl Place {
-    fn of(layout: &Layout, digest: Sha256Digest) -> Self {
-        Self { folder: layout.artifacts().join(digest.to_string()) }
+    /// By model, so that a collection sees whose it is without reading it.
+    fn of(layout: &Layout, key: &ArtifactKey) -> Result<Self, CacheFault> {
+        let digest = key.digest()?;
+        Ok(Self { folder: layout.artifacts().join(key.model.to_string()).join(digest.to_string()) })
     }
 
     fn record(&self) -> PathBuf {
@@ -278,7 +280,7 @@ async fn find(
 async fn from_disk(cache: &Arc<Cache>, key: &ArtifactKey, target: &Path) -> Result<Option<(u64, u64)>, CacheFault> {
     let (key, target) = (key.clone(), target.to_path_buf());
     blocking(cache, move |cache| {
-        let place = Place::of(cache.layout(), key.digest()?);
+        let place = Place::of(cache.layout(), &key)?;
         match pack::lay_out(&place, &key, &target) {
             Err(CacheFault::Damaged { path, reason }) => {
                 tracing::warn!(path = %path.display(), reason, "damaged compile cache removed");

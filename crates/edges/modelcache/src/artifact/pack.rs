@@ -30,7 +30,7 @@ fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> CacheFa
 /// Saves a folder as the compile cache of `key`, unless there is one.
 pub(super) fn keep(cache: &Cache, key: &ArtifactKey, folder: &Path) -> Result<Kept, CacheFault> {
     let digest = key.digest()?;
-    let place = Place::of(cache.layout(), digest);
+    let place = Place::of(cache.layout(), key)?;
     let kept = |record: &Record, left_out, is_new| Kept {
         digest: digest.to_string(),
         files: record.files.len() as u64,
@@ -73,8 +73,11 @@ pub(super) fn publish(record: &Record, aside: &Path, place: &Place) -> Result<()
     small::sync_folder(aside)?;
     // What lies there could not be read, or has no record: it is no compile cache.
     small::remove_tree(&place.folder)?;
+    let parent = place.folder.parent().unwrap_or(aside);
+    fs::create_dir_all(parent).map_err(at("make", parent))?;
     fs::rename(aside, &place.folder).map_err(at("rename", &place.folder))?;
-    place.folder.parent().map_or(Ok(()), small::sync_folder)
+    small::sync_folder(parent)?;
+    parent.parent().map_or(Ok(()), small::sync_folder)
 }
 
 /// The regular files of a folder, each as the parts of its path.

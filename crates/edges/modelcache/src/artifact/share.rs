@@ -65,7 +65,7 @@ pub(super) async fn pull(cache: &Arc<Cache>, remote: &Remote, key: &ArtifactKey)
     fs::create_dir(&aside).map_err(|error| CacheFault::disk("make", &aside, &error))?;
     let guard = Aside(aside.clone());
     download(cache, remote, digest, &record, &aside.join("pack")).await?;
-    let place = Place::of(cache.layout(), digest);
+    let place = Place::of(cache.layout(), key)?;
     blocking(cache, move |_| pack::publish(&record, &aside, &place)).await?;
     drop((guard, grant));
     Ok(true)
@@ -119,7 +119,7 @@ async fn part(remote: &Remote, name: &str, range: std::ops::Range<u64>, size: u6
 /// Puts the compile cache of `key` into the store, unless it is there.
 pub(super) async fn push(cache: &Arc<Cache>, remote: &Remote, key: &ArtifactKey) -> Result<(), CacheFault> {
     let digest = key.digest()?;
-    let place = Place::of(cache.layout(), digest);
+    let place = Place::of(cache.layout(), key)?;
     let name = object(digest, "record.json");
     match tried(cache, || remote.head(&name)).await {
         Ok(_) => return Ok(()),

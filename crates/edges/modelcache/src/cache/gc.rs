@@ -7,6 +7,7 @@
 //! | a file on its way | no model has it | removed |
 //! | a model's folder | no manifest that can be read | removed, unless it is held |
 //! | no folder | a manifest older than [`ABANDONED_AFTER_S`] that nobody fetches | given up: removed with its files |
+//! | compile caches | not the model, for longer than [`ABANDONED_AFTER_S`] | removed |
 //! | | a name or a last use without a model | removed |
 //! | | a pin without a model | kept and said: a pin may come before its model |
 //! | an entry is missing or is not the content file | a published model | said: verify and repair it |
@@ -55,6 +56,8 @@ pub enum Found {
     FolderWithoutManifest,
     /// A fetch that nobody took up again.
     AbandonedFetch,
+    /// Compile caches of a model that has not been here for so long.
+    ArtifactWithoutModel,
     /// A name of a model that is not here.
     NameWithoutModel,
     /// A last use of a model that is not here.
@@ -181,6 +184,7 @@ impl Survey {
                 survey.note(layout, Found::PartialWithoutModel, &layout.partial(digest), bytes, Action::Remove);
             }
         }
+        survey.artifacts(layout, now_s)?;
         survey.records(layout)?;
         survey.strangers(layout)?;
         Ok(survey)
@@ -227,15 +231,25 @@ impl Survey {
             }
             (Ok(_), false) => {
                 let path = layout.manifest(model.digest);
-                let age_s = path
-                    .symlink_metadata()
-                    .map_or(0, |metadata| now_s.saturating_sub(u64::try_from(metadata.mtime()).unwrap_or(0)));
-                if is_held || age_s < ABANDONED_AFTER_S {
+                if is_held || age_s(&path, now_s) < ABANDONED_AFTER_S {
                     self.models.push(model);
                 } else {
                     self.note(layout, Found::AbandonedFetch, &path, 0, Action::Remove);
                     self.forgotten.push(model.digest);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compile caches of models that are not here, and did not get a new one lately.
+    fn artifacts(&mut self, layout: &Layout, now_s: u64) -> Result<(), CacheFault> {
+        let known: HashSet<Sha256Digest> = self.models.iter().map(|model| model.digest).collect();
+        for digest in records::recorded(&layout.artifacts())? {
+            let path = layout.artifacts().join(digest.to_string());
+            if !known.contains(&digest) && age_s(&path, now_s) >= ABANDONED_AFTER_S {
+                let bytes = super::tree_bytes(&path, 0);
+                self.note(layout, Found::ArtifactWithoutModel, &path, bytes, Action::Remove);
             }
         }
         Ok(())
@@ -307,7 +321,9 @@ impl Survey {
         for finding in self.findings.iter().filter(|finding| finding.action == Action::Remove) {
             let path = layout.root().join(&finding.path);
             match finding.found {
-                Found::Leftover | Found::PartialWithoutModel => small::remove_tree_or_file(&path)?,
+                Found::Leftover | Found::PartialWithoutModel | Found::ArtifactWithoutModel => {
+                    small::remove_tree_or_file(&path)?
+                }
                 Found::FileWithoutModel | Found::NameWithoutModel | Found::UseWithoutModel => {
                     small::remove_file(&path)?
                 }
@@ -370,6 +386,12 @@ impl Survey {
         findings.truncate(FINDINGS_MAX);
         Report { mode, findings, found, evicted, freed_bytes, missing_bytes }
     }
+}
+
+/// How many seconds ago something was changed last; 0 when that cannot be told, so that it counts as new.
+fn age_s(path: &Path, now_s: u64) -> u64 {
+    let changed_s = path.symlink_metadata().ok().and_then(|metadata| u64::try_from(metadata.mtime()).ok());
+    changed_s.map_or(0, |changed_s| now_s.saturating_sub(changed_s))
 }
 
 /// Whether a published folder has every file of the model and nothing else, each being the content file itself. Folders

@@ -254,6 +254,24 @@ async fn a_damaged_copy_on_the_disk_is_fetched_again_and_one_in_the_store_is_nev
     assert_eq!(fs::read_dir(other.layout().artifacts()).unwrap().count(), 0);
 }
 
+#[tokio::test]
+async fn compile_caches_outlive_their_model_by_a_week() {
+    let stand = Stand::new();
+    keep(&stand.cache, None, &key(), &compiled(stand.folder.path())).await.unwrap();
+    let now_s = stand.cache.now_s();
+    let found = |now_s| gc::dry_run(stand.cache.layout(), KeepFree::Bytes(0), now_s).unwrap().findings;
+    assert_eq!(found(now_s + gc::ABANDONED_AFTER_S - 60), []);
+    let findings = found(now_s + gc::ABANDONED_AFTER_S + 60);
+    assert_eq!((findings.len(), findings[0].found), (1, gc::Found::ArtifactWithoutModel));
+    assert!(findings[0].bytes > 340_000);
+    let place = stand.cache.layout().artifacts().join(key().model.to_string());
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(gc::ABANDONED_AFTER_S + 60);
+    fs::File::open(&place).unwrap().set_modified(long_ago).unwrap();
+    assert!(stand.cache.gc(gc::Mode::Remove).unwrap().freed_bytes > 340_000);
+    assert!(!place.exists());
+    assert_eq!(lay_out(&stand.cache, None, &key(), &stand.target()).await.unwrap(), LaidOut::Miss);
+}
+
 /// Records that a store or a disk might hold; none of them may write outside the folder or panic.
 #[tokio::test]
 async fn records_that_make_no_sense_are_refused() {
@@ -304,7 +322,7 @@ fn any_tree() -> impl Strategy<Value = Vec<(String, Vec<u8>)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
     fn any_folder_comes_back_as_it_was(tree in any_tree()) {

@@ -133,7 +133,7 @@ async fn child_that_runs_out_of_inodes() {
             (0..count).map(|at| (format!("weights/{at}"), Random(seed + at).bytes(100))).collect();
         Model::new(name, files.iter().map(|(path, bytes)| (&**path, bytes.clone())).collect())
     };
-    let (first, second, third) = (many("a/1", 1, 80), many("b/1", 1000, 80), many("c/1", 2000, 400));
+    let (first, second, third) = (many("a/1", 1, 60), many("b/1", 1000, 60), many("c/1", 2000, 250));
     pull(&cache, &store, &first).await.unwrap();
     pull(&cache, &store, &second).await.unwrap();
     assert_eq!(names(cache.layout()), ["b/1"], "the first went for the inodes of the second");
@@ -144,7 +144,7 @@ async fn child_that_runs_out_of_inodes() {
 
 #[test]
 fn inodes_are_room_too() {
-    on_tmpfs("child_that_runs_out_of_inodes", "size=64m,nr_inodes=750", ":");
+    on_tmpfs("child_that_runs_out_of_inodes", "size=64m,nr_inodes=650", ":");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
