@@ -140,7 +140,14 @@ pub fn publish(layout: &Layout, manifest: &Manifest) -> Result<PathBuf, CacheFau
     failpoint::hit("publish.before_sync").map_err(at("sync", &fresh))?;
     folders.iter().try_for_each(|folder| sync_folder(folder))?;
     failpoint::hit("publish.before_rename").map_err(at("rename", &folder))?;
-    fs::rename(&fresh, &folder).map_err(at("rename", &folder))?;
+    match fs::rename(&fresh, &folder) {
+        // somebody else was faster
+        Err(_) if folder.is_dir() => {
+            fs::remove_dir_all(&fresh).map_err(at("remove", &fresh))?;
+            return relink(layout, manifest, manifest.files()).map(|()| folder);
+        }
+        renamed => renamed.map_err(at("rename", &folder))?,
+    }
     failpoint::hit("publish.after_rename").map_err(at("rename", &folder))?;
     sync_folder(layout.root())?;
     Ok(folder)
@@ -290,5 +297,24 @@ mod tests {
         let found = remove_strangers(&layout, &manifest).unwrap();
         assert_eq!(found, [published.join("odd"), published.join("stranger")]);
         assert!(strangers(&layout, &manifest).unwrap().is_empty());
+    }
+
+    #[test]
+    fn two_that_publish_one_model_at_once_both_find_it_whole() {
+        for _ in 0..20 {
+            let folder = tempfile::tempdir().unwrap();
+            let layout = Layout::new(folder.path());
+            let manifest = model(&layout, &[("config.json", b"{}"), ("weights/b", b"bb"), ("weights/c/d", b"d")]);
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        publish(&layout, &manifest).unwrap();
+                        assert!(missing(&layout, &manifest).is_empty());
+                    });
+                }
+            });
+            assert!(strangers(&layout, &manifest).unwrap().is_empty());
+            assert_eq!(fs::read_dir(layout.tmp()).unwrap().count(), 0);
+        }
     }
 }

@@ -156,6 +156,7 @@ async fn resolve_and_fetch(
                 Followed::Abandoned => {}
             },
             Join::Lead(lead) => {
+                let lead = Arc::new(lead);
                 let result = lead_fetch(cache, remote, model, &manifest, options, &Tell { sink, lead: &lead }).await;
                 match &result {
                     Ok(published) => lead.tell(Event::Published {
@@ -173,7 +174,7 @@ async fn resolve_and_fetch(
 /// Tells the caller and everybody who follows.
 pub(crate) struct Tell<'a> {
     sink: Sink<'a>,
-    lead: &'a Lead,
+    lead: &'a Arc<Lead>,
 }
 
 impl Tell<'_> {
@@ -247,7 +248,9 @@ async fn lead_fetch(
     tell: &Tell<'_>,
 ) -> Result<Published, CacheFault> {
     let shared = Arc::new(manifest.clone());
-    let lacking = blocking(cache, &shared, |cache, manifest| {
+    // a fetch that is dropped leads until what blocks on the disk for it has ended: the next one begins after it
+    let held = || Some(Arc::clone(tell.lead));
+    let lacking = blocking(cache, &shared, held(), |cache, manifest| {
         let lacking: Vec<FileEntry> = publish::missing(cache.layout(), manifest).into_iter().cloned().collect();
         if !lacking.is_empty() {
             cache.declare(manifest)?;
@@ -269,7 +272,7 @@ async fn lead_fetch(
     } else {
         cache.counters().misses.one();
         let _clock = Running::new(cache.counters());
-        let grant = blocking(cache, &shared, move |cache, _| cache.make_room(room)).await?;
+        let grant = blocking(cache, &shared, held(), move |cache, _| cache.make_room(room)).await?;
         let order = Order {
             layout: cache.layout(),
             remote,
@@ -283,11 +286,16 @@ async fn lead_fetch(
         let meter = Meter::new(manifest.total_bytes(), cached_bytes, std::time::Instant::now());
         order.obtain(&meter, &|event| tell.event(event)).await?;
         fetched_bytes = meter.totals().1;
-        blocking(cache, &shared, |cache, manifest| publish::publish(cache.layout(), manifest).map(drop)).await?;
+        blocking(cache, &shared, held(), |cache, manifest| publish::publish(cache.layout(), manifest).map(drop))
+            .await?;
     }
     let name = model.clone();
-    blocking(cache, &shared, move |cache, manifest| publish::put_reference(cache.layout(), &name, manifest.digest()))
-        .await?;
+    blocking(cache, &shared, held(), move |cache, manifest| {
+        publish::put_reference(cache.layout(), &name, manifest.digest())?;
+        // whoever asks for a model wants it more than one that nobody asked for
+        cache.used(manifest.digest())
+    })
+    .await?;
     Ok(published(cache, manifest, fetched_bytes))
 }
 
@@ -310,14 +318,20 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Does something that blocks on the disk.
+/// Does something that blocks on the disk, holding `held` until it has ended, whether or not anybody waits for it.
 pub(crate) async fn blocking<T: Send + 'static>(
     cache: &Arc<Cache>,
     manifest: &Arc<Manifest>,
+    held: Option<Arc<Lead>>,
     work: impl FnOnce(&Cache, &Manifest) -> Result<T, CacheFault> + Send + 'static,
 ) -> Result<T, CacheFault> {
     let (cache, manifest) = (Arc::clone(cache), Arc::clone(manifest));
-    let done = tokio::task::spawn_blocking(move || work(&cache, &manifest)).await;
+    let done = tokio::task::spawn_blocking(move || {
+        let done = work(&cache, &manifest);
+        drop(held);
+        done
+    })
+    .await;
     done.unwrap_or(Err(CacheFault::Cancelled))
 }
 

@@ -297,7 +297,7 @@ pub async fn repair(
     let damaged: Vec<_> = entries.iter().map(|entry| (entry.clone(), inode(layout, manifest, entry))).collect();
     let shared = Arc::new(manifest.clone());
     let lengths: Vec<_> = entries.iter().map(|entry| entry.size).collect();
-    let grant = fetch::blocking(cache, &shared, move |cache, _| {
+    let grant = fetch::blocking(cache, &shared, None, move |cache, _| {
         cache.make_room(crate::room::Disk::of(cache.layout().root())?.room_of(lengths))
     })
     .await?;
@@ -313,7 +313,7 @@ pub async fn repair(
         counters: cache.counters(),
     };
     order.obtain(&meter, sink).await?;
-    fetch::blocking(cache, &shared, move |cache, manifest| {
+    fetch::blocking(cache, &shared, None, move |cache, manifest| {
         publish::relink(cache.layout(), manifest, damaged.iter().map(|(entry, _)| entry))?;
         publish::remove_strangers(cache.layout(), manifest)?;
         relink_others(cache, manifest, &damaged)
