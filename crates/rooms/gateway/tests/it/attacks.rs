@@ -356,6 +356,38 @@ fn c01_models_that_are_not_the_callers_are_one_answer() {
     });
 }
 
+/// The time class, without a clock: one thread, and nothing to wait for but the turns of its event loop.
+#[test]
+fn c01_absent_and_forbidden_models_take_the_same_turns_and_long_names_no_more_than_their_bytes() {
+    local(async {
+        let hidden = "---\nkind: Alias\nmetadata: {name: hidden}\nspec: {targets: [{deployment: tiny-v1}]}\n";
+        let documents = granting("rpm: 100k, tpm: 100M, concurrency: 1000") + hidden;
+        let mut house = House::new(&documents, vec![good()]).await;
+        let mut turns_for = async |name: &str| {
+            let body = CHAT.replace("\"chat\"", &format!("\"{name}\""));
+            let requests = (0..10).map(|_| house.request(Method::POST, CHATS, &body)).collect();
+            let answers = house.in_turns(requests).await.unwrap();
+            for (_, answer) in &answers {
+                assert_eq!((answer.status.as_u16(), answer.code().as_str()), (404, "model_not_found"));
+            }
+            let mut turns: Vec<_> = answers.iter().map(|(turns, _)| *turns).collect();
+            turns.sort_unstable();
+            turns[turns.len() / 2]
+        };
+        let forbidden = turns_for("hidden").await;
+        for absent in ["absent", "HIDDEN", "hidde ", "hiddem"] {
+            assert_eq!(turns_for(absent).await, forbidden, "{absent}");
+        }
+        let mut last = turns_for(&"m".repeat(1 << 17)).await;
+        for length in [1 << 18, 1 << 19, 1 << 20] {
+            let needed = turns_for(&"m".repeat(length)).await;
+            assert!(needed <= 2 * last, "{length} bytes: {needed} turns, half of them {last}");
+            last = needed;
+        }
+        assert!(last > forbidden, "turns count bytes");
+    });
+}
+
 #[test]
 fn c02_values_that_would_hurt_an_engine_are_400_with_their_name() {
     local(async {

@@ -1,7 +1,8 @@
 //! HTTP/2: the same answers as over HTTP/1.1, and attack case A13 frame by frame.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -217,7 +218,7 @@ impl hyper::body::Body for Never {
     fn poll_frame(
         mut self: std::pin::Pin<&mut Self>,
         context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
         self.0.poll_recv(context).map(|_| None)
     }
 }
@@ -517,6 +518,112 @@ fn a13_memory_stays_bounded_under_every_flood() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{name}: {text}");
     }
+}
+
+/// Floods on one connection after the other, for as long as it is let. `frames` counts those that the gate took.
+async fn flood_for_ever(
+    house: Rc<RefCell<House>>,
+    frames: Rc<Cell<u64>>,
+    first: Vec<u8>,
+    one: impl Fn(u32) -> Vec<u8>,
+) {
+    let opening = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &first].concat();
+    loop {
+        let mut stream = house.borrow_mut().connect_h2();
+        let mut next = Some(opening.clone());
+        for n in 0.. {
+            let bytes = next.take().unwrap_or_else(|| one(n));
+            // Where the gate takes nothing more it is no flood either: another connection is.
+            let took = tokio::select! {
+                biased;
+                wrote = stream.write_all(&bytes) => wrote.is_ok(),
+                () = turns_pass(64) => false,
+            };
+            if !took {
+                break;
+            }
+            frames.set(frames.get() + 1);
+            if n % 64 == 0 {
+                turns_pass(1).await;
+            }
+        }
+    }
+}
+
+/// Lets all others run, so many times.
+async fn turns_pass(mut count: u32) {
+    std::future::poll_fn(|context| {
+        if count == 0 {
+            return Poll::Ready(());
+        }
+        count -= 1;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Turns that 99 of 100 honest requests need at most. No engine is asked: its turns would be ours, too.
+async fn p99(house: &RefCell<House>) -> u64 {
+    let answers = {
+        let mut house = house.borrow_mut();
+        let requests = (0..100).map(|_| house.request(Method::GET, "/v1/models", "")).collect();
+        house.in_turns(requests)
+    };
+    let answers = answers.await.unwrap();
+    assert!(answers.iter().all(|(_, answer)| answer.status == 200));
+    let mut turns: Vec<_> = answers.iter().map(|(turns, _)| *turns).collect();
+    turns.sort_unstable();
+    turns[98]
+}
+
+type Flood = (&'static str, Vec<u8>, Box<dyn Fn(u32) -> Vec<u8>>);
+
+/// Their names, what opens the connection, and what then comes again and again.
+fn floods(key: &str) -> [Flood; 6] {
+    let key = field("x-api-key", key);
+    let get = head("GET", "/v1/models", "gate");
+    let post = [head("POST", CHATS, "gate"), key.clone()].concat();
+    let mut bomb = [get.clone(), key, vec![0x40]].concat();
+    for text in ["x-bomb", &"b".repeat(3_900)] {
+        integer(&mut bomb, 7, 0, text.len());
+        bomb.extend(text.as_bytes());
+    }
+    bomb.extend(std::iter::repeat_n(0x80 | 62, 10_000));
+    let endless = frame(HEADERS, END_STREAM, 1, &get);
+    let upload = frame(HEADERS, END_HEADERS, 1, &post);
+    let reset = move |n| {
+        let stream = 1 + 2 * n;
+        [frame(HEADERS, END_HEADERS, stream, &post), frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])].concat()
+    };
+    let more = |n| frame(CONTINUATION, 0, 1, &field(&format!("x-{n}"), &"y".repeat(1_000)));
+    [
+        ("resets", vec![], Box::new(reset)),
+        ("continuations", endless, Box::new(more)),
+        ("empty data", upload, Box::new(|_| frame(DATA, 0, 1, &[]))),
+        ("settings", vec![], Box::new(|_| frame(SETTINGS, 0, 0, &[]))),
+        ("pings", vec![], Box::new(|_| frame(PING, 0, 0, &[0; 8]))),
+        ("bombs", vec![], Box::new(move |n| frame(HEADERS, END_STREAM | END_HEADERS, 1 + 2 * n, &bomb))),
+    ]
+}
+
+#[test]
+fn a13_another_client_waits_at_most_twice_as_many_turns_beside_every_flood() {
+    local(async {
+        let house = house().await;
+        let key = house.key.clone();
+        let house = Rc::new(RefCell::new(house));
+        let quiet = p99(&house).await;
+        for (name, first, one) in floods(&key) {
+            let frames = Rc::new(Cell::new(0));
+            let mut attack = JoinSet::new();
+            attack.spawn_local(flood_for_ever(Rc::clone(&house), Rc::clone(&frames), first, one));
+            let noisy = p99(&house).await;
+            assert!(frames.get() > 1_000, "{name}: {} frames are no flood", frames.get());
+            assert!(noisy <= 2 * quiet, "{name}: {noisy} turns instead of {quiet}, beside {} frames", frames.get());
+            attack.shutdown().await;
+        }
+    });
 }
 
 #[test]

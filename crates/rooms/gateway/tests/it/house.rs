@@ -1,9 +1,12 @@
 //! A small house to test in: documents, keys, engines, one core of the gate.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -33,6 +36,7 @@ use tidegate_routing::{Lease, Replica, ReplicaState};
 use tidegate_store::{JournalOptions, Journals};
 use tidegate_testkit::fake::{FakeEngine, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::task::{JoinHandle, JoinSet};
 
 /// Documents with one alias `chat` on one vLLM deployment of as many replicas as there are engines.
 pub(crate) const SITE: &str = "
@@ -298,7 +302,7 @@ impl House {
     }
 
     /// Sends one request and reads its answer as it comes; aborting it closes its connection.
-    pub(crate) async fn begin(&mut self, request: Request<Full<Bytes>>) -> tokio::task::JoinHandle<Answer> {
+    pub(crate) async fn begin(&mut self, request: Request<Full<Bytes>>) -> JoinHandle<Answer> {
         let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect())).await.unwrap();
         tokio::task::spawn_local(async move {
             // In one task, so that both end together.
@@ -309,6 +313,25 @@ impl House {
                 answer = asked.as_mut() => answer,
                 _ = connection => asked.await,
             }
+        })
+    }
+
+    /// Sends requests one after the other over one connection; each answer with the turns that it took.
+    pub(crate) fn in_turns(&mut self, requests: Vec<Request<Full<Bytes>>>) -> JoinHandle<Vec<(u64, Answer)>> {
+        let stream = self.connect();
+        tokio::task::spawn_local(async move {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+            let count = Rc::new(Cell::new(0));
+            let mut beside = JoinSet::new();
+            beside.spawn_local(async move { drop(connection.await) });
+            beside.spawn_local(count_turns(Rc::clone(&count)));
+            let mut answers = Vec::new();
+            for request in requests {
+                let before = count.get();
+                let answer = finish(sender.send_request(request).await.unwrap()).await;
+                answers.push((count.get() - before, answer));
+            }
+            answers
         })
     }
 
@@ -603,6 +626,18 @@ impl Connect for RawEngine {
 pub(crate) fn local<F: Future<Output = ()>>(test: F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+/// Counts turns of the event loop: a task that is always the last in the row, so that when it runs again, all that wanted to
+/// run has run once. On one thread and a clock that stands still this is the measure of how long somebody waits for
+/// others; while it counts, the paused clock does not move.
+async fn count_turns(count: Rc<Cell<u64>>) {
+    std::future::poll_fn::<(), _>(|context| {
+        count.set(count.get() + 1);
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// [`SITE`] with these limits in the team's grant of `chat`.
