@@ -2,6 +2,7 @@
 
 use crate::json::lax::{Cursor, Malformed};
 use crate::json::{Kind, Value};
+use crate::sse::form::Holes;
 
 /// Tokens of one request, as the engine counted them. An explicit zero is a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +19,7 @@ impl Usage {
     /// Reads one usage object.
     pub(crate) fn read(value: &Value<'_>) -> Option<Self> {
         let mut report = Report::default();
-        report.read(value.raw, &mut Cursor::new(value.raw, 0)).ok()?;
+        report.read(value.raw, &mut Cursor::new(value.raw, 0), None).ok()?;
         report.usage()
     }
 }
@@ -34,41 +35,96 @@ pub(crate) struct Report {
     cache_created: Option<u64>,
 }
 
+/// What a number in a usage object counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    Prompt,
+    Output,
+    Total,
+    Cached,
+    CacheRead,
+    CacheCreated,
+}
+
+impl Count {
+    const fn of(key: &[u8]) -> Option<Self> {
+        Some(match key {
+            b"prompt_tokens" | b"input_tokens" => Self::Prompt,
+            b"completion_tokens" | b"output_tokens" => Self::Output,
+            b"total_tokens" => Self::Total,
+            b"cache_read_input_tokens" => Self::CacheRead,
+            b"cache_creation_input_tokens" => Self::CacheCreated,
+            _ => return None,
+        })
+    }
+}
+
 impl Report {
-    /// Reads the usage object that starts at the cursor, and steps over it.
-    pub(crate) fn read(&mut self, text: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
+    /// Takes one count.
+    pub(crate) const fn count(&mut self, count: Count, tokens: u64) {
+        let field = match count {
+            Count::Prompt => &mut self.prompt,
+            Count::Output => &mut self.output,
+            Count::Total => &mut self.total,
+            Count::Cached => &mut self.cached,
+            Count::CacheRead => &mut self.cache_read,
+            Count::CacheCreated => &mut self.cache_created,
+        };
+        *field = Some(tokens);
+    }
+
+    /// Reads the usage object that starts at the cursor, and steps over it. The places of its whole numbers go to
+    /// `holes`.
+    pub(crate) fn read(
+        &mut self,
+        text: &[u8],
+        cursor: &mut Cursor<'_>,
+        mut holes: Option<&mut Holes>,
+    ) -> Result<(), Malformed> {
         cursor.enter(b'{')?;
         let mut first = true;
         while let Some(key) = cursor.key(&mut first)? {
-            let kind = cursor.kind()?;
             let key = &text[key];
-            if kind == Kind::Object && matches!(key, b"prompt_tokens_details" | b"input_tokens_details") {
-                self.details(text, cursor)?;
-                continue;
-            }
-            let value = Value { kind, raw: &text[cursor.skip()?] };
-            let Some(count) = value.as_u64() else { continue };
-            match key {
-                b"prompt_tokens" | b"input_tokens" => self.prompt = Some(count),
-                b"completion_tokens" | b"output_tokens" => self.output = Some(count),
-                b"total_tokens" => self.total = Some(count),
-                b"cache_read_input_tokens" => self.cache_read = Some(count),
-                b"cache_creation_input_tokens" => self.cache_created = Some(count),
-                _ => {}
+            if matches!(key, b"prompt_tokens_details" | b"input_tokens_details") && cursor.kind()? == Kind::Object {
+                self.details(text, cursor, holes.as_deref_mut())?;
+            } else {
+                self.number(Count::of(key), text, cursor, holes.as_deref_mut())?;
             }
         }
         Ok(())
     }
 
-    fn details(&mut self, text: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
+    fn details(
+        &mut self,
+        text: &[u8],
+        cursor: &mut Cursor<'_>,
+        mut holes: Option<&mut Holes>,
+    ) -> Result<(), Malformed> {
         cursor.enter(b'{')?;
         let mut first = true;
         while let Some(key) = cursor.key(&mut first)? {
-            let kind = cursor.kind()?;
-            let value = Value { kind, raw: &text[cursor.skip()?] };
-            if &text[key] == b"cached_tokens" {
-                self.cached = value.as_u64().or(self.cached);
-            }
+            let count = (&text[key] == b"cached_tokens").then_some(Count::Cached);
+            self.number(count, text, cursor, holes.as_deref_mut())?;
+        }
+        Ok(())
+    }
+
+    /// Steps over a value; when it is a whole number, it is counted.
+    fn number(
+        &mut self,
+        count: Option<Count>,
+        text: &[u8],
+        cursor: &mut Cursor<'_>,
+        holes: Option<&mut Holes>,
+    ) -> Result<(), Malformed> {
+        let kind = cursor.kind()?;
+        let span = cursor.skip()?;
+        let Some(tokens) = (Value { kind, raw: &text[span.clone()] }).as_u64() else { return Ok(()) };
+        if let Some(count) = count {
+            self.count(count, tokens);
+        }
+        if let Some(holes) = holes {
+            holes.number(span.start, span.end, count);
         }
         Ok(())
     }

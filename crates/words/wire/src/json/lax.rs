@@ -90,6 +90,11 @@ impl<'a> Cursor<'a> {
     /// Steps over a string and returns what stands between its quotes.
     pub(crate) fn string(&mut self) -> Result<Range<usize>, Malformed> {
         self.enter(b'"')?;
+        self.text()
+    }
+
+    /// As [`Self::string`], from behind the opening quote.
+    pub(crate) fn text(&mut self) -> Result<Range<usize>, Malformed> {
         let start = self.at;
         loop {
             self.at = plain_end(self.text, self.at);

@@ -10,6 +10,8 @@ use crate::json::lax::{Cursor, Malformed};
 use crate::json::text::unescape;
 use crate::usage::Report;
 
+use super::form::Holes;
+
 /// Most places in one event that may need a change; engines write each member once.
 const PLACES_MAX: usize = 4;
 
@@ -81,10 +83,20 @@ impl Seen {
 
 /// Looks at the data of an event, which must be one JSON object.
 pub(crate) fn look(flavour: Flavour, text: &[u8], report: &mut Report) -> Result<Seen, Malformed> {
+    look_for(flavour, text, report, None)
+}
+
+/// As [`look`]; what another event of the same form may have different goes to `holes`.
+pub(crate) fn look_for(
+    flavour: Flavour,
+    text: &[u8],
+    report: &mut Report,
+    holes: Option<&mut Holes>,
+) -> Result<Seen, Malformed> {
     if u32::try_from(text.len()).is_err() {
         return Err(Malformed);
     }
-    let mut look = Look { flavour, text, cursor: Cursor::new(text, 0), seen: Seen::default(), report };
+    let mut look = Look { flavour, text, cursor: Cursor::new(text, 0), seen: Seen::default(), report, holes };
     look.cursor.space();
     look.top()?;
     if look.cursor.at_end() { Ok(look.seen) } else { Err(Malformed) }
@@ -96,6 +108,7 @@ struct Look<'a> {
     cursor: Cursor<'a>,
     seen: Seen,
     report: &'a mut Report,
+    holes: Option<&'a mut Holes>,
 }
 
 impl Look<'_> {
@@ -147,8 +160,31 @@ impl Look<'_> {
                 Ok(())
             }
             (name, Kind::Object) if Some(name) == nested => self.nested(),
+            // Counted by the engine, or text of the answer: what differs from event to event.
+            (_, Kind::Number) => self.number(),
+            (b"delta" | b"obfuscation", Kind::String) => self.hole_of_text().map(drop),
             _ => self.cursor.skip().map(drop),
         }
+    }
+
+    /// Steps over a string that may be another in the next event, and returns what stands between its quotes.
+    fn hole_of_text(&mut self) -> Result<Range<usize>, Malformed> {
+        let span = self.cursor.string()?;
+        if let Some(holes) = &mut self.holes {
+            holes.text(span.start, span.end);
+        }
+        Ok(span)
+    }
+
+    /// Steps over a number; a whole one may be another in the next event.
+    fn number(&mut self) -> Result<(), Malformed> {
+        let span = self.cursor.skip()?;
+        if let Some(holes) = &mut self.holes
+            && self.text[span.clone()].iter().all(u8::is_ascii_digit)
+        {
+            holes.number(span.start, span.end, None);
+        }
+        Ok(())
     }
 
     /// The delta of one of Anthropic's events: that of the last but one says why the answer ended.
@@ -157,10 +193,10 @@ impl Look<'_> {
         let mut first = true;
         while let Some(key) = self.cursor.key(&mut first)? {
             let kind = self.cursor.kind()?;
-            if &self.text[key] == b"stop_reason" && kind == Kind::String {
-                self.stop_reason()?;
-            } else {
-                self.cursor.skip()?;
+            match (&self.text[key], kind) {
+                (b"stop_reason", Kind::String) => self.stop_reason()?,
+                (b"text" | b"thinking" | b"partial_json", Kind::String) => drop(self.hole_of_text()?),
+                _ => drop(self.cursor.skip()?),
             }
         }
         Ok(())
@@ -210,7 +246,7 @@ impl Look<'_> {
         if null {
             self.cursor.skip()?;
         } else {
-            self.report.read(self.text, &mut self.cursor)?;
+            self.report.read(self.text, &mut self.cursor, self.holes.as_deref_mut())?;
             self.seen.usage = true;
         }
         let end = self.cursor.at();
@@ -279,7 +315,7 @@ impl Look<'_> {
                     if &self.text[reason] == b"abort" { self.seen.aborted = true } else { self.seen.finished = true }
                 }
                 (b"delta", Kind::Object) => content |= self.delta()?,
-                (b"text", Kind::String) => content |= !self.cursor.string()?.is_empty(),
+                (b"text", Kind::String) => content |= !self.hole_of_text()?.is_empty(),
                 _ => {
                     self.cursor.skip()?;
                 }
@@ -295,12 +331,13 @@ impl Look<'_> {
         let mut first = true;
         let mut content = false;
         while let Some(key) = self.cursor.key(&mut first)? {
-            let kind = self.cursor.kind()?;
-            let span = self.cursor.skip()?;
-            content |= match kind {
-                Kind::String => span.len() > 2 && &self.text[key] != b"role",
-                Kind::Array | Kind::Object => span.len() > 2,
-                Kind::Null | Kind::Bool | Kind::Number => false,
+            content |= match self.cursor.kind()? {
+                Kind::String if &self.text[key] != b"role" => !self.hole_of_text()?.is_empty(),
+                Kind::Array | Kind::Object => self.cursor.skip()?.len() > 2,
+                Kind::String | Kind::Null | Kind::Bool | Kind::Number => {
+                    self.cursor.skip()?;
+                    false
+                }
             };
         }
         Ok(content)

@@ -6,6 +6,7 @@
 //! a broken answer look like a whole one.
 
 pub(crate) mod chunk;
+pub(crate) mod form;
 pub(crate) mod frame;
 
 use std::fmt;
@@ -23,6 +24,7 @@ pub use crate::usage::Usage;
 use crate::json::write_str;
 use crate::usage::Report;
 use chunk::{Seen, What};
+use form::{Becomes, Forms, Holes, Met};
 use frame::{Data, Framer, MARK};
 
 /// Longest event, its empty line included.
@@ -99,6 +101,7 @@ pub struct Stream {
     carry: BytesMut,
     framer: Framer,
     report: Report,
+    forms: Forms,
     engine_id: Option<Box<str>>,
     content: u64,
     progress: u64,
@@ -124,6 +127,23 @@ enum Verdict {
     Edit(usize),
     /// Rebuilt because its data stood on several lines.
     Replace(Vec<u8>),
+}
+
+/// The next event of a read.
+enum Next {
+    /// It was read already.
+    Met(Met),
+    /// Its length, the empty line included.
+    Framed(usize),
+}
+
+impl Next {
+    const fn len(&self) -> usize {
+        match self {
+            Self::Met(met) => met.len,
+            Self::Framed(len) => *len,
+        }
+    }
 }
 
 /// The output of one read: a slice of it as long as nothing changes, a buffer from the first change on.
@@ -170,6 +190,7 @@ impl Stream {
             carry: BytesMut::new(),
             framer: Framer::default(),
             report: Report::default(),
+            forms: Forms::default(),
             engine_id: None,
             content: 0,
             progress: 0,
@@ -188,7 +209,7 @@ impl Stream {
             return Ok(Bytes::new());
         }
         let (work, next) = if self.carry.is_empty() {
-            let next = self.framer.end(&read);
+            let next = self.next(&read);
             (read, next)
         } else {
             self.carry.extend_from_slice(&read);
@@ -196,39 +217,67 @@ impl Stream {
             if next.is_none() {
                 return if self.carry.len() > EVENT_MAX { Err(self.broken(Cause::TooLarge)) } else { Ok(Bytes::new()) };
             }
-            (self.carry.split().freeze(), next)
+            (self.carry.split().freeze(), next.map(Next::Framed))
         };
         self.events(&work, next)
     }
 
     /// Takes the whole events of `work`, of which the first ends at `next`, and keeps the rest.
-    fn events(&mut self, work: &Bytes, mut next: Option<usize>) -> Result<Bytes, StreamFault> {
+    fn events(&mut self, work: &Bytes, mut next: Option<Next>) -> Result<Bytes, StreamFault> {
         let mut output = Output { work, copied: 0, buffer: None };
         let mut seen = Seen::default();
         let mut start = 0;
-        while let Some(len) = next {
-            let end = start + len;
+        while let Some(event) = next {
+            let end = start + event.len();
             if mem::replace(&mut self.first, false) && work.starts_with(MARK) {
                 start = MARK.len();
                 output.change(0, start);
             }
-            let verdict = if len > EVENT_MAX { Err(Cause::TooLarge) } else { self.event(&work[start..end], &mut seen) };
-            match verdict {
-                Ok(verdict) => self.apply(&verdict, &seen, &mut output, start, end),
-                Err(cause) => return Err(StreamFault { before: output.finish(start), ..self.broken(cause) }),
+            let done = match event {
+                _ if event.len() > EVENT_MAX => Err(Cause::TooLarge),
+                Next::Met(met) => {
+                    self.met(&met, &mut output, start);
+                    Ok(())
+                }
+                Next::Framed(_) => {
+                    let verdict = self.event(&work[start..end], &mut seen);
+                    verdict.map(|verdict| self.apply(&verdict, &seen, &mut output, start, end))
+                }
+            };
+            if let Err(cause) = done {
+                return Err(StreamFault { before: output.finish(start), ..self.broken(cause) });
             }
             start = end;
             if self.state == State::Ended {
                 // Nothing follows the end.
                 return Ok(output.finish(start));
             }
-            next = self.framer.end(&work[start..]);
+            next = self.next(&work[start..]);
         }
         if work.len() - start > EVENT_MAX {
             return Err(StreamFault { before: output.finish(start), ..self.broken(Cause::TooLarge) });
         }
         self.carry.extend_from_slice(&work[start..]);
         Ok(output.finish(start))
+    }
+
+    /// The event at the start of `text`, with the framer at its beginning.
+    fn next(&mut self, text: &[u8]) -> Option<Next> {
+        match self.forms.meet(text, &mut self.report) {
+            Some(met) => Some(Next::Met(met)),
+            None => self.framer.end(text).map(Next::Framed),
+        }
+    }
+
+    /// Does with an event what was done with the one whose form it has.
+    fn met(&mut self, met: &Met, output: &mut Output<'_>, start: usize) {
+        self.progress += 1;
+        self.content += met.content;
+        if met.becomes == Becomes::Written {
+            let work = output.work;
+            let event = &work[start..start + met.len];
+            self.forms.write(event, met, output.change(start, start + met.len));
+        }
     }
 
     /// The engine closed its answer. Returns what is left to send.
@@ -260,7 +309,7 @@ impl Stream {
         last.extend_from_slice(b"x");
         if Framer::default().end(&last) == Some(len) {
             last.truncate(len);
-            return self.events(&last.freeze(), Some(len));
+            return self.events(&last.freeze(), Some(Next::Framed(len)));
         }
         last.truncate(len);
         last.extend_from_slice(b"\n\n");
@@ -311,7 +360,12 @@ impl Stream {
             Data::None => Ok(Verdict::Keep),
             Data::Line { start, end } => {
                 let data = &event[start..end];
-                Ok(match self.data(data, parts.name, seen)? {
+                let mut holes = self.forms.wanted().then(Holes::default);
+                let looked = self.data(data, parts.name, seen, holes.as_mut())?;
+                if let Some(holes) = holes {
+                    self.keep_form(event, start..end, &looked, seen, &holes);
+                }
+                Ok(match looked {
                     Looked::Keep => Verdict::Keep,
                     Looked::Drop => Verdict::Drop,
                     Looked::Change => Verdict::Edit(start),
@@ -319,7 +373,7 @@ impl Stream {
             }
             Data::Lines => {
                 let data = frame::joined(event);
-                Ok(match self.data(&data, parts.name, seen)? {
+                Ok(match self.data(&data, parts.name, seen, None)? {
                     Looked::Keep => Verdict::Keep,
                     Looked::Drop => Verdict::Drop,
                     Looked::Change => Verdict::Replace(self.rebuilt(&data, seen, parts.name)),
@@ -329,7 +383,14 @@ impl Stream {
     }
 
     /// Looks at the data of one event.
-    fn data(&mut self, data: &[u8], name: Option<&[u8]>, seen: &mut Seen) -> Result<Looked, Cause> {
+    fn data(
+        &mut self,
+        data: &[u8],
+        name: Option<&[u8]>,
+        seen: &mut Seen,
+        holes: Option<&mut Holes>,
+    ) -> Result<Looked, Cause> {
+        *seen = Seen::default();
         if data.is_empty() {
             return Ok(Looked::Keep);
         }
@@ -341,7 +402,7 @@ impl Stream {
             return Err(Cause::EngineError(kept(data)));
         }
         let mut report = self.report;
-        *seen = chunk::look(self.flavour, data, &mut report).map_err(|_| Cause::Malformed)?;
+        *seen = chunk::look_for(self.flavour, data, &mut report, holes).map_err(|_| Cause::Malformed)?;
         self.report = report;
         if seen.error {
             let (start, end) = seen.error_span.unwrap_or((0, data.len()));
@@ -363,6 +424,25 @@ impl Stream {
         }
         let changed = seen.places().any(|place| self.change(data, seen, &place).is_some());
         Ok(if changed { Looked::Change } else { Looked::Keep })
+    }
+
+    /// Keeps the form of an event of which many more may come: one with content, and with nothing said for good.
+    fn keep_form(&mut self, event: &[u8], data: Range<usize>, looked: &Looked, seen: &Seen, holes: &Holes) {
+        let becomes = match looked {
+            Looked::Keep => Becomes::Kept,
+            Looked::Change => Becomes::Written,
+            Looked::Drop => return,
+        };
+        if seen.content == 0 || seen.finished || seen.ended {
+            return;
+        }
+        let mut forms = mem::take(&mut self.forms);
+        let changes = seen.places().filter_map(|place| {
+            let (span, new) = self.change(&event[data.clone()], seen, &place)?;
+            Some((span.start + data.start..span.end + data.start, new))
+        });
+        forms.keep(event, data.start, holes, becomes, changes, seen.content);
+        self.forms = forms;
     }
 
     /// `[DONE]`: the end of chat completions and completions, and nothing to the other two.
