@@ -173,16 +173,17 @@ async fn run(mut work: Work, mut asked: mpsc::Receiver<oneshot::Sender<Result<()
 }
 
 impl Work {
-    /// Writes until nothing is left. On an error the batch is kept for the next call.
+    /// Writes everything that the cores have written until now. What they write meanwhile waits for the next call: if
+    /// it did not, a busy gate would make one small transaction after the other. On an error the batch is kept.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
+        self.write_held().await?;
         loop {
-            if self.held.is_none() {
-                self.held = self.read().await?;
-            }
-            if self.held.is_none() {
+            self.held = self.read().await?;
+            let more = self.held.as_ref().is_some_and(|batch| batch.more);
+            self.write_held().await?;
+            if !more {
                 return Ok(());
             }
-            self.write_held().await?;
         }
     }
 

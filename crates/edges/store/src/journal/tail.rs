@@ -30,12 +30,14 @@ pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     /// Per file, by sequence: committed up to here.
     advances: Vec<(u64, u64)>,
+    /// Whether the cores had written more than this when it was read.
+    pub(crate) more: bool,
 }
 
 impl Batch {
     /// Entries that stand in no file.
     pub(crate) fn of(entries: Vec<Entry>) -> Self {
-        Self { entries, advances: Vec::new() }
+        Self { entries, advances: Vec::new(), more: false }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -87,12 +89,16 @@ impl Tail {
     pub(crate) fn next_batch(&mut self) -> io::Result<Batch> {
         let mut batch = Batch::default();
         for segment in self.shared.snapshot() {
-            while batch.entries.len() < BATCH_ENTRIES_MAX {
+            loop {
+                if batch.entries.len() >= BATCH_ENTRIES_MAX {
+                    batch.more = true;
+                    break;
+                }
                 match self.read(&segment, &mut batch) {
                     Ok(true) => {}
                     Ok(false) => break,
                     // What was read counts as read: it must reach the store. The error comes again.
-                    Err(_) if !batch.is_empty() => return Ok(batch),
+                    Err(_) if !batch.is_empty() => return Ok(Batch { more: true, ..batch }),
                     Err(error) => return Err(error),
                 }
             }

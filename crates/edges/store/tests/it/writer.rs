@@ -395,3 +395,32 @@ async fn the_writer_brings_entries_by_itself() {
     }
     writer.stop().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_ends_while_the_cores_go_on_writing() {
+    const WRITTEN_MAX: u64 = 400_000;
+    let state = tempfile::tempdir().unwrap();
+    let house = House::open(state.path(), JournalOptions { segment_bytes: 8 << 20, ..SMALL }).await;
+    let mut journal = house.journals.journal(0).unwrap();
+    fill(&mut journal, 0..100);
+    let drained = std::sync::atomic::AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            let mut number = 100;
+            while !drained.load(std::sync::atomic::Ordering::Relaxed) && number < WRITTEN_MAX {
+                fill(&mut journal, number..number + 10);
+                number += 10;
+            }
+            number
+        });
+        let here = tokio::runtime::Handle::current();
+        tokio::task::block_in_place(|| here.block_on(house.writer.drain())).unwrap();
+        drained.store(true, std::sync::atomic::Ordering::Relaxed);
+        writing.join().unwrap()
+    });
+    assert!(rounds < WRITTEN_MAX, "the drain went on for as long as there was anything new");
+    drop(journal);
+    house.writer.drain().await.unwrap();
+    assert_eq!(house.writer.status().inserted, rounds);
+    house.writer.stop().await.unwrap();
+}
