@@ -12,6 +12,7 @@ use tidegate_core::{AliasName, Case, Entry, Fault, KeyId, Monotonic, RequestId, 
 use tidegate_identity::{KeyRecord, PeerThrottle, SharedKeyring};
 use tidegate_policy::limiter::MemoryCounters;
 use tidegate_store::Journal;
+use tidegate_wire::answer;
 
 use crate::authorise::Standing;
 use crate::catalogue::Catalogue;
@@ -63,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) deadlines: Rc<Deadlines>,
     pub(crate) holds: Holds,
+    /// Reads whole answers of engines.
+    pub(crate) answers: RefCell<answer::Reader>,
     journal: RefCell<Journal>,
     standings: RefCell<Standings>,
     random: Cell<u64>,
@@ -81,6 +84,7 @@ impl Core {
             shared,
             deadlines: Rc::default(),
             holds: Holds::default(),
+            answers: RefCell::default(),
             journal: RefCell::new(journal),
             standings: RefCell::default(),
             random: Cell::new(seed()),

@@ -17,7 +17,7 @@ use tidegate_engine::client::{
 use tidegate_routing::breaker::Report;
 use tidegate_store::failpoint;
 use tidegate_wire::sse::Usage;
-use tidegate_wire::{Endpoint, answer, messages};
+use tidegate_wire::{Endpoint, messages};
 
 use crate::account::{Running, Tail};
 use crate::admit::Ticket;
@@ -221,7 +221,7 @@ impl Exchange {
             return Ok(body);
         }
         let read = match &self.shape {
-            Shape::Native { endpoint, alias, .. } => answer::rewrite(*endpoint, body, alias),
+            Shape::Native { endpoint, alias, .. } => tail.core.answers.borrow_mut().rewrite(*endpoint, body, alias),
             Shape::Translated { told } => messages::answer_from_chat(&body, told),
         };
         tail.engine_id = read.engine_id;

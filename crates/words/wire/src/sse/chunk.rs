@@ -141,11 +141,7 @@ impl Look<'_> {
             (b"model", _) => self.model(),
             (b"usage", Kind::Object | Kind::Null) => self.usage(key, before, had),
             (b"error", _) => self.error(),
-            (b"id", Kind::String) => {
-                let id = self.cursor.string()?;
-                self.seen.id = Some((id.start, id.end));
-                Ok(())
-            }
+            (b"id", Kind::String) => self.id(),
             (b"choices", Kind::Array) => self.choices(),
             (b"stop_reason", Kind::String) if self.flavour == Flavour::Messages => self.stop_reason(),
             (b"delta", Kind::Object) if self.flavour == Flavour::Messages => self.messages_delta(),
@@ -163,7 +159,24 @@ impl Look<'_> {
             // Counted by the engine, or text of the answer: what differs from event to event.
             (_, Kind::Number) => self.number(),
             (b"delta" | b"obfuscation", Kind::String) => self.hole_of_text().map(drop),
-            _ => self.cursor.skip().map(drop),
+            _ => self.skip(),
+        }
+    }
+
+    fn id(&mut self) -> Result<(), Malformed> {
+        let id = self.cursor.string()?;
+        if let Some(holes) = self.holes.as_deref_mut().filter(|holes| holes.is_answer()) {
+            holes.id(id.start, id.end);
+        }
+        self.seen.id = Some((id.start, id.end));
+        Ok(())
+    }
+
+    /// Steps over a value that says nothing to the gate.
+    fn skip(&mut self) -> Result<(), Malformed> {
+        match self.holes.as_deref_mut().filter(|holes| holes.is_answer()) {
+            Some(holes) => note(&mut self.cursor, self.text, holes, 0),
+            None => self.cursor.skip().map(drop),
         }
     }
 
@@ -218,13 +231,8 @@ impl Look<'_> {
             match (&self.text[key.clone()], kind) {
                 (b"model", _) => self.model()?,
                 (b"usage", Kind::Object | Kind::Null) => self.usage(key, end, &mut had)?,
-                (b"id", Kind::String) => {
-                    let id = self.cursor.string()?;
-                    self.seen.id = Some((id.start, id.end));
-                }
-                _ => {
-                    self.cursor.skip()?;
-                }
+                (b"id", Kind::String) => self.id()?,
+                _ => self.skip()?,
             }
             end = self.cursor.at();
         }
@@ -316,9 +324,7 @@ impl Look<'_> {
                 }
                 (b"delta", Kind::Object) => content |= self.delta()?,
                 (b"text", Kind::String) => content |= !self.hole_of_text()?.is_empty(),
-                _ => {
-                    self.cursor.skip()?;
-                }
+                _ => self.skip()?,
             }
         }
         self.seen.content += u64::from(content);
@@ -342,4 +348,47 @@ impl Look<'_> {
         }
         Ok(content)
     }
+}
+
+/// Deepest value in which texts and numbers are noted.
+const NOTED_DEPTH_MAX: usize = 16;
+
+/// Steps over a value and notes every text and every whole number in it.
+fn note(cursor: &mut Cursor<'_>, text: &[u8], holes: &mut Holes, depth: usize) -> Result<(), Malformed> {
+    if holes.is_full() {
+        return cursor.skip().map(drop);
+    }
+    let mut first = true;
+    match cursor.kind()? {
+        Kind::String => {
+            let span = cursor.string()?;
+            holes.text(span.start, span.end);
+        }
+        Kind::Number => {
+            let span = cursor.skip()?;
+            if text[span.clone()].iter().all(u8::is_ascii_digit) {
+                holes.number(span.start, span.end, None);
+            }
+        }
+        Kind::Array | Kind::Object if depth == NOTED_DEPTH_MAX => {
+            holes.give_up();
+            cursor.skip()?;
+        }
+        Kind::Array => {
+            cursor.enter(b'[')?;
+            while cursor.element(&mut first)? {
+                note(cursor, text, holes, depth + 1)?;
+            }
+        }
+        Kind::Object => {
+            cursor.enter(b'{')?;
+            while cursor.key(&mut first)?.is_some() {
+                note(cursor, text, holes, depth + 1)?;
+            }
+        }
+        Kind::Null | Kind::Bool => {
+            cursor.skip()?;
+        }
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Events in the form of an earlier one.
+//! Events and answers in the form of an earlier one.
 //!
 //! An engine writes thousands of events of which only the text of the delta and the counts of tokens differ. Once one of
 //! them has been read, its form is kept: the bytes between those places, and what the event comes to. A later event
@@ -6,11 +6,22 @@
 //! by comparing: by the grammar of JSON everything else about it is the same. Any other event is read as if there were
 //! no form.
 
+use std::ops::Range;
+
+use crate::endpoint::Flavour;
 use crate::json::lax::{Cursor, Malformed};
 use crate::usage::{Count, Report};
 
 /// Most places in one event that may differ; events with more are read each on its own.
 pub(super) const HOLES_MAX: usize = 10;
+/// Most places in one answer that may differ.
+pub(crate) const ANSWER_HOLES_MAX: usize = 48;
+/// Forms of answers that one reader keeps.
+pub(crate) const ANSWER_FORMS_MAX: usize = 8;
+/// Forms of answers that are kept before any was met again.
+const ANSWER_TRIES: u64 = 64;
+/// Answers without a known form for each further form that is kept.
+const MISSES_PER_TRY: u64 = 64;
 /// Longest event whose form is kept, in bytes.
 const FORM_MAX: usize = 4 * 1024;
 /// Forms that are kept before any of them was met again.
@@ -28,19 +39,52 @@ pub(crate) enum Hole {
         /// There was none.
         empty: bool,
     },
+    /// The engine's id of the answer, without its quotes.
+    Id,
     /// A whole number, and what it counts, if it counts.
     Number(Option<Count>),
 }
 
 /// Places that may differ, in the order in which they stand.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Holes {
     found: Vec<(u32, u32, Hole)>,
+    max: usize,
     /// Some were left out.
     overflow: bool,
 }
 
 impl Holes {
+    /// Of one event of a stream.
+    pub(crate) const fn of_event() -> Self {
+        Self { found: Vec::new(), max: HOLES_MAX, overflow: false }
+    }
+
+    /// Of a whole answer: of every value in it that is not looked at.
+    pub(crate) const fn of_answer() -> Self {
+        Self { found: Vec::new(), max: ANSWER_HOLES_MAX, overflow: false }
+    }
+
+    /// Whether values that are not looked at are noted too.
+    pub(crate) const fn is_answer(&self) -> bool {
+        self.max == ANSWER_HOLES_MAX
+    }
+
+    /// Whether some did not fit: then there is no form.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.overflow
+    }
+
+    /// Notes the engine's id, between its quotes.
+    pub(crate) fn id(&mut self, start: usize, end: usize) {
+        self.add(start, end, Hole::Id);
+    }
+
+    /// Gives up: there is no form.
+    pub(crate) const fn give_up(&mut self) {
+        self.overflow = true;
+    }
+
     /// Notes the text of a string, between its quotes.
     pub(crate) fn text(&mut self, start: usize, end: usize) {
         self.add(start, end, Hole::Text { empty: start == end });
@@ -52,7 +96,7 @@ impl Holes {
     }
 
     fn add(&mut self, start: usize, end: usize, hole: Hole) {
-        if self.found.len() == HOLES_MAX {
+        if self.found.len() == self.max {
             self.overflow = true;
         } else {
             self.found.push((start as u32, end as u32, hole));
@@ -63,7 +107,7 @@ impl Holes {
 /// Bytes that are the same in every event of a form, up to a place that may differ.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
-    /// End of the bytes before the place, in [`Form::same`].
+    /// End of the bytes before the place, in [`Pattern::same`].
     same: u32,
     hole: Hole,
 }
@@ -86,11 +130,18 @@ pub(super) enum Becomes {
     Written,
 }
 
+/// A text in which some places may differ.
+#[derive(Clone, Debug)]
+struct Pattern {
+    /// All other bytes.
+    same: Box<[u8]>,
+    pieces: Box<[Piece]>,
+}
+
 /// The form of an event, from its first byte to its empty line.
 #[derive(Clone, Debug)]
 struct Form {
-    same: Box<[u8]>,
-    pieces: Box<[Piece]>,
+    pattern: Pattern,
     becomes: Becomes,
     out: Box<[u8]>,
     written: Box<[Written]>,
@@ -110,7 +161,7 @@ pub(super) struct Met {
 }
 
 /// A change of an event: what takes the place of a span.
-pub(super) type Change<'a> = (std::ops::Range<usize>, &'a [u8]);
+pub(super) type Change<'a> = (Range<usize>, &'a [u8]);
 
 /// The form that events have had lately.
 #[derive(Debug, Default)]
@@ -141,19 +192,10 @@ impl Forms {
             return;
         }
         let places: Vec<_> = holes.found.iter().map(|&(s, e, hole)| (s as usize + at, e as usize + at, hole)).collect();
-        let (mut same, mut pieces) = (Vec::with_capacity(event.len()), Vec::with_capacity(places.len()));
-        let mut from = 0;
-        for &(start, end, hole) in &places {
-            same.extend_from_slice(&event[from..start]);
-            pieces.push(Piece { same: same.len() as u32, hole });
-            from = end;
-        }
-        same.extend_from_slice(&event[from..]);
         let (out, written) =
             if becomes == Becomes::Written { program(event, &places, changes) } else { (Vec::new(), Vec::new()) };
         self.form = Some(Box::new(Form {
-            same: same.into(),
-            pieces: pieces.into(),
+            pattern: Pattern::of(event, places.iter().copied()),
             becomes,
             out: out.into(),
             written: written.into(),
@@ -206,12 +248,26 @@ fn program<'a>(
     (out, written)
 }
 
-impl Form {
-    fn meet(&self, text: &[u8], report: &mut Report) -> Option<Met> {
+impl Pattern {
+    /// `holes` are in the order of their places.
+    fn of(text: &[u8], holes: impl Iterator<Item = (usize, usize, Hole)>) -> Self {
+        let (mut same, mut pieces) = (Vec::with_capacity(text.len()), Vec::new());
+        let mut from = 0;
+        for (start, end, hole) in holes {
+            same.extend_from_slice(&text[from..start]);
+            pieces.push(Piece { same: same.len() as u32, hole });
+            from = end;
+        }
+        same.extend_from_slice(&text[from..]);
+        Self { same: same.into(), pieces: pieces.into() }
+    }
+
+    /// How much of `text` the pattern takes; `None` when it is another text. `each` is told of every place that may
+    /// differ, by its index and span.
+    fn meet(&self, text: &[u8], report: &mut Report, mut each: impl FnMut(usize, Hole, usize, usize)) -> Option<usize> {
         let mut counted = *report;
-        let mut met = Met { len: 0, becomes: self.becomes, content: self.content, spans: [(0, 0); HOLES_MAX] };
         let (mut at, mut same) = (0, 0);
-        for (piece, span) in self.pieces.iter().zip(&mut met.spans) {
+        for (index, piece) in self.pieces.iter().enumerate() {
             let literal = &self.same[same..piece.same as usize];
             if !text.get(at..)?.starts_with(literal) {
                 return None;
@@ -219,6 +275,7 @@ impl Form {
             (at, same) = (at + literal.len(), piece.same as usize);
             let end = match piece.hole {
                 Hole::Text { empty } => text_end(text, at).ok().filter(|&end| (end == at) == empty)?,
+                Hole::Id => text_end(text, at).ok()?,
                 Hole::Number(count) => {
                     let (number, end) = whole(text, at)?;
                     if let Some(count) = count {
@@ -227,15 +284,25 @@ impl Form {
                     end
                 }
             };
-            *span = (at as u32, end as u32);
+            each(index, piece.hole, at, end);
             at = end;
         }
         let literal = &self.same[same..];
         if !text.get(at..)?.starts_with(literal) {
             return None;
         }
-        met.len = at + literal.len();
         *report = counted;
+        Some(at + literal.len())
+    }
+}
+
+impl Form {
+    fn meet(&self, text: &[u8], report: &mut Report) -> Option<Met> {
+        let mut met = Met { len: 0, becomes: self.becomes, content: self.content, spans: [(0, 0); HOLES_MAX] };
+        let spans = &mut met.spans;
+        met.len = self.pattern.meet(text, report, |index, _, start, end| {
+            spans[index] = (start as u32, end as u32);
+        })?;
         Some(met)
     }
 
@@ -248,6 +315,98 @@ impl Form {
             buffer.extend_from_slice(&text[start as usize..end as usize]);
         }
         buffer.extend_from_slice(&self.out[out..]);
+    }
+}
+
+/// The form of a whole answer.
+#[derive(Clone, Debug)]
+struct AnswerForm {
+    flavour: Flavour,
+    pattern: Pattern,
+    /// Values of `model`: the place before which each stands, and how far its start and end are from the end of the
+    /// bytes before that place.
+    models: Box<[(usize, usize, usize)]>,
+}
+
+/// Forms of the answers that were read lately, the last one first.
+#[derive(Debug, Default)]
+pub(crate) struct AnswerForms {
+    forms: Vec<AnswerForm>,
+    kept: u64,
+    hits: u64,
+    misses: u64,
+}
+
+/// An answer that was read by comparing.
+#[derive(Debug)]
+pub(crate) struct MetAnswer {
+    /// Values of `model`.
+    pub(crate) models: Vec<Range<usize>>,
+    /// The engine's id.
+    pub(crate) id: Option<(usize, usize)>,
+    pub(crate) report: Report,
+}
+
+impl AnswerForms {
+    /// Whether the next answer that has no known form should be looked at for one.
+    pub(crate) const fn wanted(&self) -> bool {
+        self.kept < ANSWER_TRIES + self.hits / HITS_PER_TRY + self.misses / MISSES_PER_TRY
+    }
+
+    /// Keeps the form of an answer. `models` are spans of the values of `model`.
+    pub(crate) fn keep(
+        &mut self,
+        flavour: Flavour,
+        text: &[u8],
+        holes: &Holes,
+        models: impl Iterator<Item = Range<usize>>,
+    ) {
+        self.kept += 1;
+        let texts: usize = holes.found.iter().map(|&(start, end, _)| (end - start) as usize).sum();
+        if holes.overflow || text.len() - texts > FORM_MAX {
+            return;
+        }
+        let ends = || holes.found.iter().map(|&(start, _, _)| start as usize).chain([text.len()]);
+        let models = models
+            .map(|span| {
+                let (index, end) = ends().enumerate().find(|&(_, end)| end >= span.end).unwrap_or((0, text.len()));
+                (index, end - span.start, end - span.end)
+            })
+            .collect();
+        let places = holes.found.iter().map(|&(start, end, hole)| (start as usize, end as usize, hole));
+        self.forms.truncate(ANSWER_FORMS_MAX - 1);
+        self.forms.insert(0, AnswerForm { flavour, pattern: Pattern::of(text, places), models });
+    }
+
+    /// Reads an answer by comparing; `None` when it has no form that is known.
+    pub(crate) fn meet(&mut self, flavour: Flavour, text: &[u8]) -> Option<MetAnswer> {
+        let mut forms = self.forms.iter().enumerate().filter(|(_, form)| form.flavour == flavour);
+        let Some((index, met)) = forms.find_map(|(index, form)| Some((index, form.meet(text)?))) else {
+            self.misses += 1;
+            return None;
+        };
+        self.hits += 1;
+        self.forms[..=index].rotate_right(1);
+        Some(met)
+    }
+}
+
+impl AnswerForm {
+    fn meet(&self, text: &[u8]) -> Option<MetAnswer> {
+        let mut met = MetAnswer { models: Vec::new(), id: None, report: Report::default() };
+        let (models, id) = (&mut met.models, &mut met.id);
+        let mut add = |place: usize, at: usize| {
+            let here = self.models.iter().filter(|(index, _, _)| *index == place);
+            models.extend(here.map(|&(_, start, end)| at - start..at - end));
+        };
+        let len = self.pattern.meet(text, &mut met.report, |index, hole, start, end| {
+            add(index, start);
+            if hole == Hole::Id {
+                *id = Some((start, end));
+            }
+        })?;
+        add(self.pattern.pieces.len(), len);
+        (len == text.len()).then_some(met)
     }
 }
 
@@ -279,7 +438,7 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
 
-    use super::super::{Flavour, Stream, StreamFault, StreamOptions, UsageAsked};
+    use super::super::{Stream, StreamFault, StreamOptions, UsageAsked};
     use super::*;
 
     fn stream(flavour: Flavour, asked: UsageAsked, comparing: bool) -> Stream {
@@ -429,6 +588,48 @@ mod tests {
                 assert_eq!(stream.push(event.clone()).unwrap(), event);
             }
             assert_eq!(stream.forms.hits, hits, "{places} places");
+        }
+    }
+
+    fn answer_forms(text: &[u8], times: usize) -> AnswerForms {
+        let mut forms = AnswerForms::default();
+        for _ in 0..times {
+            if forms.meet(Flavour::Chat, text).is_none() && forms.wanted() {
+                let mut holes = Holes::of_answer();
+                super::super::chunk::look_for(Flavour::Chat, text, &mut Report::default(), Some(&mut holes)).unwrap();
+                forms.keep(Flavour::Chat, text, &holes, std::iter::empty());
+            }
+        }
+        forms
+    }
+
+    #[test]
+    fn an_answer_with_more_places_than_the_bound_has_no_form() {
+        for (places, hits) in [(ANSWER_HOLES_MAX, 1), (ANSWER_HOLES_MAX + 1, 0)] {
+            let text = format!("{{\"data\":[{}]}}", vec!["1"; places].join(","));
+            assert_eq!(answer_forms(text.as_bytes(), 2).hits, hits, "{places} places");
+        }
+    }
+
+    #[test]
+    fn the_forms_of_the_last_answers_are_kept_and_the_search_for_more_slows_down() {
+        let mut forms = AnswerForms::default();
+        let text = |number: usize| format!("{{\"key{number}\":1}}");
+        for number in 0..200 {
+            let text = text(number);
+            if forms.meet(Flavour::Chat, text.as_bytes()).is_none() && forms.wanted() {
+                forms.keep(Flavour::Chat, text.as_bytes(), &Holes::of_answer(), std::iter::empty());
+            }
+        }
+        assert_eq!(forms.forms.len(), ANSWER_FORMS_MAX);
+        assert_eq!(forms.kept, ANSWER_TRIES + 200 / MISSES_PER_TRY);
+    }
+
+    #[test]
+    fn a_value_nested_too_deeply_has_no_form() {
+        for (depth, hits) in [(16, 1), (17, 0)] {
+            let text = format!("{{\"data\":{}1{}}}", "[".repeat(depth), "]".repeat(depth));
+            assert_eq!(answer_forms(text.as_bytes(), 2).hits, hits, "{depth} levels");
         }
     }
 

@@ -360,7 +360,7 @@ impl Stream {
             Data::None => Ok(Verdict::Keep),
             Data::Line { start, end } => {
                 let data = &event[start..end];
-                let mut holes = self.forms.wanted().then(Holes::default);
+                let mut holes = self.forms.wanted().then(Holes::of_event);
                 let looked = self.data(data, parts.name, seen, holes.as_mut())?;
                 if let Some(holes) = holes {
                     self.keep_form(event, start..end, &looked, seen, &holes);

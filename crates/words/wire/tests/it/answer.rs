@@ -1,5 +1,6 @@
 use bytes::Bytes;
-use tidegate_wire::answer::{Answer, rewrite};
+use proptest::prelude::*;
+use tidegate_wire::answer::{Answer, Reader, rewrite};
 use tidegate_wire::{Endpoint, Usage};
 
 use crate::shared::fixture;
@@ -90,4 +91,61 @@ fn counts_that_are_no_whole_numbers_are_no_counts() {
     }
     let zero = Bytes::from_static(br#"{"usage":{"prompt_tokens":0,"completion_tokens":0}}"#);
     assert_eq!(rewrite(Endpoint::ChatCompletions, zero, "a").usage, Some(Usage::default()));
+}
+
+/// A chat completion with what differs from answer to answer.
+fn chat(id: &str, content: &str, finish: &str, tokens: &str, extra: &str) -> Bytes {
+    Bytes::from(format!(
+        "{{\"id\":\"{id}\",\"object\":\"chat.completion\",\"created\":{tokens},\"model\":\"m\",\"choices\":[{{\"index\":0,\
+         \"message\":{{\"role\":\"assistant\",\"content\":\"{content}\"{extra}}},\"logprobs\":null,\
+         \"finish_reason\":\"{finish}\"}}],\"usage\":{{\"prompt_tokens\":7,\"completion_tokens\":{tokens},\
+         \"total_tokens\":9,\"prompt_tokens_details\":{{\"cached_tokens\":{tokens}}}}}}}\n"
+    ))
+}
+
+proptest! {
+    #[test]
+    fn an_answer_read_by_comparing_comes_to_what_it_comes_to_read_alone(
+        answers in proptest::collection::vec(
+            (
+                prop_oneof![4 => "[a-z0-9-]{1,300}", 1 => Just("\\\"".to_owned())],
+                prop_oneof![4 => "[a-z ]{0,20}", 1 => Just("a\\\\".to_owned()), 1 => Just("b\\".to_owned()),
+                    1 => Just("c\",\"model\":\"x".to_owned()), 1 => Just("raw\ncontrol".to_owned())],
+                prop_oneof![6 => Just("stop"), 1 => Just("length"), 1 => Just("abort")],
+                prop_oneof![6 => (0_u32..1000).prop_map(|n| n.to_string()), 1 => Just("1.5".to_owned()),
+                    1 => Just("-3".to_owned()), 1 => Just("null".to_owned()), 1 => Just("99999999999999999999".to_owned())],
+                prop_oneof![6 => Just(""), 1 => Just(",\"refusal\":null"), 1 => Just(",\"n\":[1,2,[3,\"x\"]]"),
+                    1 => Just("}")],
+                prop_oneof![4 => Just(Endpoint::ChatCompletions), 1 => Just(Endpoint::Messages),
+                    1 => Just(Endpoint::CountTokens), 1 => Just(Endpoint::Embeddings)],
+                prop_oneof![3 => Just("alias"), 1 => Just("m")],
+            ),
+            1..30,
+        )
+    ) {
+        let mut reader = Reader::default();
+        for (id, content, finish, tokens, extra, endpoint, alias) in answers {
+            let body = chat(&id, &content, finish, &tokens, extra);
+            prop_assert_eq!(reader.rewrite(endpoint, body.clone(), alias), rewrite(endpoint, body, alias));
+        }
+    }
+}
+
+#[test]
+fn captured_answers_come_to_the_same_the_second_time() {
+    let mut reader = Reader::default();
+    for (endpoint, name) in [
+        (Endpoint::ChatCompletions, "vllm/chat.http"),
+        (Endpoint::ChatCompletions, "vllm/chat_n2.http"),
+        (Endpoint::ChatCompletions, "llamacpp/chat.http"),
+        (Endpoint::Completions, "llamacpp/completions_n2.http"),
+        (Endpoint::Responses, "vllm/responses.http"),
+        (Endpoint::Messages, "vllm/anthropic_messages.http"),
+    ] {
+        let body = Bytes::from(fixture(name));
+        let expected = rewrite(endpoint, body.clone(), "glm-flash");
+        for _ in 0..2 {
+            assert_eq!(reader.rewrite(endpoint, body.clone(), "glm-flash"), expected, "{name}");
+        }
+    }
 }
