@@ -213,13 +213,14 @@ impl Work {
         };
         match appended {
             Ok(appended) => {
+                let any = !batch.entries.is_empty();
                 if let Some(tail) = &mut self.tail {
-                    tail.committed(&batch);
+                    tail.committed(batch);
                 }
                 let mut status = self.status.lock();
                 status.inserted += appended.inserted as u64;
                 status.duplicates += appended.duplicates as u64;
-                status.batches += u64::from(!batch.entries.is_empty());
+                status.batches += u64::from(any);
                 if status.failing.take().is_some() {
                     status.failing_since = None;
                     tracing::info!("the ledger is written again");

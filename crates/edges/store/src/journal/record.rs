@@ -113,16 +113,40 @@ pub(crate) fn put_entry(out: &mut Vec<u8>, e: &Entry) {
 
 /// Reads the record at the start of `bytes` and says how long it is.
 pub(crate) fn read(bytes: &[u8]) -> Result<(Record, usize), Unread> {
-    let (record, len) = framed(bytes)?;
-    let mut body = Body { rest: &bytes[HEAD..len] };
-    let record = match record {
+    let (kind, len) = framed(bytes)?;
+    Ok((record(kind, &bytes[HEAD..len])?, len))
+}
+
+fn record(kind: u8, rest: &[u8]) -> Result<Record, Unread> {
+    let mut body = Body { rest };
+    let record = match kind {
         RESERVATION => body.reservation(),
         ENTRY => body.entry().map(Record::Entry),
         _ => None,
     };
-    match record {
-        Some(record) if body.rest.is_empty() => Ok((record, len)),
-        Some(_) | None => Err(Unread::Corrupt),
+    record.filter(|_| body.rest.is_empty()).ok_or(Unread::Corrupt)
+}
+
+/// What the ledger's writer has to know of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Noted {
+    /// A reservation's id. The rest of it matters only when its process has died.
+    Reservation(RequestId),
+    /// An entry.
+    Entry(Entry),
+}
+
+/// As [`read`], without what the ledger's writer has no use for.
+pub(crate) fn note(bytes: &[u8]) -> Result<(Noted, usize), Unread> {
+    let (kind, len) = framed(bytes)?;
+    let rest = &bytes[HEAD..len];
+    if kind == RESERVATION {
+        let id = Body { rest }.id().ok_or(Unread::Corrupt)?;
+        return Ok((Noted::Reservation(id), len));
+    }
+    match record(kind, rest)? {
+        Record::Entry(entry) => Ok((Noted::Entry(entry), len)),
+        Record::Reservation { reservation, .. } => Ok((Noted::Reservation(reservation.id), len)),
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ahash::AHashMap;
 use tidegate_core::{Entry, RequestId};
 
-use super::record::{self, Record, Unread};
+use super::record::{self, Noted, Unread};
 use super::segment::{HEADER, Segment};
 use super::{Shared, recovery};
 use crate::clock;
@@ -78,16 +78,18 @@ pub(crate) struct Tail {
     /// Reservations whose entry is not in the store, and the file that keeps them.
     pub(super) open: AHashMap<RequestId, u64>,
     chunk: Vec<u8>,
+    /// The last batch's memory: it would be given back and faulted in again for every batch.
+    spare: Vec<Entry>,
 }
 
 impl Tail {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, places: AHashMap::new(), open: AHashMap::new(), chunk: Vec::new() }
+        Self { shared, places: AHashMap::new(), open: AHashMap::new(), chunk: Vec::new(), spare: Vec::new() }
     }
 
     /// Reads the next entries; empty when there are none. Blocks on the disk.
     pub(crate) fn next_batch(&mut self) -> io::Result<Batch> {
-        let mut batch = Batch::default();
+        let mut batch = Batch::of(std::mem::take(&mut self.spare));
         for segment in self.shared.snapshot() {
             loop {
                 if batch.entries.len() >= BATCH_ENTRIES_MAX {
@@ -108,12 +110,14 @@ impl Tail {
     }
 
     /// Notes that the store has a batch.
-    pub(crate) fn committed(&mut self, batch: &Batch) {
-        for entry in &batch.entries {
+    pub(crate) fn committed(&mut self, batch: Batch) {
+        let Batch { mut entries, advances, more: _ } = batch;
+        for entry in entries.drain(..) {
             self.close(entry.id);
         }
-        for (sequence, committed) in &batch.advances {
-            self.places.entry(*sequence).or_default().committed = *committed;
+        self.spare = entries;
+        for (sequence, committed) in advances {
+            self.places.entry(sequence).or_default().committed = committed;
         }
         self.publish_waiting();
     }
@@ -219,13 +223,13 @@ impl Tail {
     fn take(&mut self, segment: &Segment, chunk: &[u8], is_last: bool, batch: &mut Batch) -> usize {
         let mut at = 0;
         while at < chunk.len() && batch.entries.len() < BATCH_ENTRIES_MAX {
-            match record::read(&chunk[at..]) {
-                Ok((Record::Entry(entry), len)) => {
+            match record::note(&chunk[at..]) {
+                Ok((Noted::Entry(entry), len)) => {
                     batch.entries.push(entry);
                     at += len;
                 }
-                Ok((Record::Reservation { reservation, .. }, len)) => {
-                    self.open(reservation.id, segment.sequence);
+                Ok((Noted::Reservation(id), len)) => {
+                    self.open(id, segment.sequence);
                     at += len;
                 }
                 // The rest of the record is in the next chunk.
