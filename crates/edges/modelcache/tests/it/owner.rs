@@ -109,7 +109,7 @@ struct Wants {
 
 impl Wants {
     fn start(root: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = Command::new(crate::model::ITSELF)
             .args(["--exact", "owner::child_that_wants_the_model", "--nocapture"])
             .env("TIDEGATE_CACHE_ROOT", root)
             .stdin(Stdio::piped())
@@ -422,7 +422,7 @@ async fn a_process_of_another_user_is_turned_away() {
         let open = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         open(socket.parent().unwrap(), 0o755);
         open(&socket, 0o777);
-        let child = Command::new(std::env::current_exe().unwrap())
+        let child = Command::new(crate::model::ITSELF)
             .args(["--exact", "owner::child_of_another_user"])
             .env("TIDEGATE_CACHE_SOCKET", &socket)
             .uid(65_534)
