@@ -1,0 +1,6 @@
+//! Tests of the planner through its public functions.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod site_of;
+mod timetable;
+mod zones;
