@@ -17,7 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tidegate_config::Site;
 use tidegate_config::site::{Counters, SecretRef, Tls};
-use tidegate_controller::{Backends, Fleet, FleetSettings};
+use tidegate_controller::{Backends, Fleet, FleetSettings, ModelFolders};
 use tidegate_core::{ModelName, ShiftName, Unix};
 use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::catalogue::{Catalogue, Parts};
@@ -32,6 +32,7 @@ use tokio::runtime::Handle;
 use crate::desk::{Desk, Documents};
 use crate::fleet_metrics::{FleetCollector, LedgerCollector, ReloadLabels};
 use crate::known::Known;
+use crate::model::{CacheCollector, Models};
 use crate::rebuild::rebuild;
 use crate::reload::Fingerprint;
 use crate::state::StateFolder;
@@ -59,6 +60,8 @@ pub(crate) struct App {
     pub(crate) shift: Option<Shift>,
     pub(crate) desk: Arc<Desk>,
     pub(crate) gateway: Gateway,
+    /// The model cache, when the site has a model store.
+    pub(crate) models: Option<Arc<Models>>,
 }
 
 /// Metrics of reloading.
@@ -132,11 +135,17 @@ pub(crate) async fn build(
     let mut registry = Registry::default();
     let reloads = Reloads::register(&mut registry);
     let pepper = Arc::new(pepper(site.identity.key_pepper.as_ref(), state.path())?);
-    let fleet = Arc::new(Fleet::new(fleet_settings(state.path(), cores)?, Handle::current()));
+    let models = Models::start(&site, state.path(), &Handle::current());
+    if let Some(models) = &models {
+        registry.register_collector(Box::new(CacheCollector(Arc::clone(models))));
+    }
+    let settings = fleet_settings(state.path(), cores, models.as_ref())?;
+    let fleet = Arc::new(Fleet::new(settings, Handle::current()));
     let (site, shift) = (Arc::new(site), books.store.shift().await?);
     let opened = Known::of(&site, &documents);
     opened.save(state.path())?;
-    let shared = share(&site, shift.as_ref(), &books, &pepper, &fleet, &mut registry).await?;
+    let tokenizers = tokenizers(&site, models.as_deref());
+    let shared = share(&site, (shift.as_ref(), &tokenizers), &books, &pepper, &fleet, &mut registry).await?;
     fleet.first_look(FIRST_LOOK).await;
     let gateway = Gateway::start(&shared, core_parts(listeners, &books.journals)?, tls, site.gateway.drain)?;
     let reloaded = Arc::new(Mutex::new(Documents { generation: 1, loaded_at: jiff::Timestamp::now(), refused: None }));
@@ -151,6 +160,7 @@ pub(crate) async fn build(
         shift: shift.clone(),
         gate: format!("{scheme}://{}", gateway.address()),
         started: jiff::Timestamp::now(),
+        models: models.clone(),
     });
     let Books { store, journals, writer, recovery: _ } = books;
     Ok(App {
@@ -169,13 +179,14 @@ pub(crate) async fn build(
         shift,
         desk,
         gateway,
+        models,
     })
 }
 
 /// What the cores share, counted up to now.
 async fn share(
     site: &Arc<Site>,
-    shift: Option<&Shift>,
+    (shift, tokenizers): (Option<&Shift>, &Tokenizers),
     books: &Books,
     pepper: &Arc<Pepper>,
     fleet: &Fleet,
@@ -188,7 +199,7 @@ async fn share(
     rebuild(&counters, site, &books.store, &books.recovery, now).await?;
     let keyring = tidegate_console::load_keyring(&books.store, Arc::clone(pepper), None).await?;
     let backends = fleet.apply(site);
-    let catalogue = catalogue(site, shift_in_force(site, shift), 1, &backends, &tokenizers(site), &metrics);
+    let catalogue = catalogue(site, shift_in_force(site, shift), 1, &backends, tokenizers, &metrics);
     let shared = Arc::new(Shared {
         catalogue: ArcSwap::from_pointee(catalogue),
         keyring: Arc::new(SharedKeyring::new(keyring)),
@@ -225,7 +236,7 @@ fn core_parts(listeners: Vec<TcpListener>, journals: &Journals) -> anyhow::Resul
     parts.collect()
 }
 
-fn fleet_settings(state: &Path, cores: usize) -> anyhow::Result<FleetSettings> {
+fn fleet_settings(state: &Path, cores: usize, models: Option<&Arc<Models>>) -> anyhow::Result<FleetSettings> {
     let folder = state.join("engines");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let own = std::env::current_exe().context("cannot find this program, which engines are started through")?;
@@ -234,6 +245,7 @@ fn fleet_settings(state: &Path, cores: usize) -> anyhow::Result<FleetSettings> {
         cores,
         minder: vec![own.into_os_string(), OsString::from(MINDER)],
         read_secret: Box::new(|from| load::secret_text(from).map_err(|error| format!("{error:#}"))),
+        models: models.map(|models| Arc::<Models>::clone(models) as Arc<dyn ModelFolders>),
     })
 }
 
@@ -280,15 +292,12 @@ pub(crate) fn shift_in_force(site: &Site, set: Option<&Shift>) -> ShiftName {
 pub(crate) type Tokenizers = BTreeMap<ModelName, Arc<Tokenizer>>;
 
 /// Tokenizers of the models whose folder has one. A broken one is said and the byte bound used instead.
-pub(crate) fn tokenizers(site: &Site) -> Tokenizers {
+pub(crate) fn tokenizers(site: &Site, models: Option<&Models>) -> Tokenizers {
     let mut found = BTreeMap::new();
     for (name, model) in &site.models {
-        let local = match &model.source {
-            Some(tidegate_config::site::ModelSource::Local(path)) => Some(path.clone()),
-            Some(tidegate_config::site::ModelSource::Store { .. }) | None => None,
-        };
+        let local = || model.source.as_ref().and_then(|source| Models::local(models, source));
         let beside = |path: PathBuf| if path.is_file() { path.parent().map(Path::to_path_buf) } else { Some(path) };
-        let Some(folder) = model.tokenizer.clone().or_else(|| local.and_then(beside)) else { continue };
+        let Some(folder) = model.tokenizer.clone().or_else(|| local().and_then(beside)) else { continue };
         match Tokenizer::load(&folder) {
             Ok(Some(tokenizer)) => drop(found.insert(name.clone(), Arc::new(tokenizer))),
             Ok(None) => {}
@@ -315,10 +324,13 @@ pub(crate) fn catalogue(
 impl App {
     /// Brings every part to rest, in the order in which they need each other.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let Self { gateway, fleet, writer, journals, store, shared, desk, .. } = self;
+        let Self { gateway, fleet, writer, journals, store, shared, desk, models, .. } = self;
         gateway.drain();
         let joined = tokio::task::spawn_blocking(move || gateway.join()).await;
         fleet.stop().await;
+        if let Some(models) = models {
+            models.stop().await;
+        }
         touch(&store, &shared, Unix::default()).await;
         drop(desk);
         if let Err(error) = writer.drain().await {

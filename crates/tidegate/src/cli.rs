@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::model::Model;
+
 /// One address in front of all your language models.
 #[derive(Debug, Parser)]
 #[command(
     name = "tidegate",
     version,
     about = "One address in front of all your language models: keys, limits, a ledger, routing.",
-    after_help = "Start here:\n  tidegate check DIR                 are my documents right?\n  tidegate up DIR                    run everything in one process\n  tidegate key create --team TEAM    make a key, shown once\n  tidegate usage --by team,alias     who used how much"
+    after_help = "Start here:\n  tidegate check DIR                 are my documents right?\n  tidegate up DIR                    run everything in one process\n  tidegate key create --team TEAM    make a key, shown once\n  tidegate usage --by team,alias     who used how much\n  tidegate model --help              models from an object store"
 )]
 pub(crate) struct Cli {
     /// What to do.
@@ -30,6 +32,8 @@ pub(crate) enum Command {
     /// Reloads when a file changes or on SIGHUP; a bad document leaves the old state in force. SIGTERM or Ctrl-C lets
     /// what runs finish (Site.spec.gateway.drain), then stops engines that were started here.
     Up(Up),
+    /// Models between the object store and this machine: push, pull, verify, ls, pin, unpin, gc, du.
+    Model(Model),
     /// Make, list, rotate and revoke API keys.
     Key(Key),
     /// Who used how much.

@@ -15,6 +15,8 @@ use tidegate_gateway::Shared;
 use tidegate_store::store::Shift;
 use tidegate_store::{Journals, LedgerWriter};
 
+use crate::model::Models;
+
 /// How long a settled request may stay in a core's buffer before its tick writes it.
 const TICK_AND_A_BIT: Duration = Duration::from_millis(40);
 
@@ -40,6 +42,7 @@ pub(crate) struct Desk {
     pub(crate) shift: Option<Shift>,
     pub(crate) gate: String,
     pub(crate) started: jiff::Timestamp,
+    pub(crate) models: Option<Arc<Models>>,
 }
 
 impl std::fmt::Debug for Desk {
@@ -121,6 +124,7 @@ impl Panel for Desk {
             },
             "replicas": self.fleet.status(),
             "aliases": self.aliases(),
+            "modelCache": self.models.as_ref().map(|models| models.status()),
             "keys": self.shared.keyring.load().len(),
             "ledger": {
                 "entries": writer.inserted, "failures": writer.failures, "failing": writer.failing,

@@ -8,6 +8,7 @@ mod desk;
 mod fleet_metrics;
 mod known;
 mod load;
+mod model;
 mod rebuild;
 mod reload;
 mod state;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::check(&args),
         Command::Up(args) => up::up(&args),
+        Command::Model(args) => model::model(&args),
         Command::Key(args) => verbs::key(&args),
         Command::Usage(args) => verbs::usage(&args),
         Command::Shift(args) => verbs::shift(&args),

@@ -19,6 +19,7 @@ use crate::app::{self, App, Tokenizers};
 use crate::desk::Documents;
 use crate::known::Known;
 use crate::load;
+use crate::model::Models;
 
 /// Editors write several times for one save, Git many files for one pull: what comes within this is one change.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -57,6 +58,13 @@ fn watch_files(documents: &Path, changed: Arc<Notify>) -> Option<notify::Recomme
     }
 }
 
+async fn came(models: Option<&Models>) {
+    match models {
+        Some(models) => models.came().await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn documents(app: &App, changed: &Notify, hangup: &mut Signal) {
     let mut poll = interval(POLL_DOCUMENTS);
     let mut seen = app.loaded.clone();
@@ -68,6 +76,8 @@ async fn documents(app: &App, changed: &Notify, hangup: &mut Signal) {
             }
             _ = poll.tick() => false,
             _ = hangup.recv() => true,
+            // A model that came may have brought its tokenizer.
+            () = came(app.models.as_deref()) => true,
         };
         let now = Fingerprint::of(&app.documents);
         if is_forced || now != seen {
@@ -100,21 +110,21 @@ struct Fresh {
 }
 
 /// Reads and checks the documents; the text says everything that is wrong with them.
-fn read(documents: &Path) -> Result<Fresh, String> {
+fn read(documents: &Path, models: Option<&Models>) -> Result<Fresh, String> {
     let checked = load::documents(documents).map_err(|error| format!("{error:#}"))?;
     let site = checked.site.ok_or_else(|| {
         let all: Vec<_> = checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect();
         all.join("\n")
     })?;
     app::check_supported(&site).map_err(|error| format!("{error:#}"))?;
-    let tokenizers = app::tokenizers(&site);
+    let tokenizers = app::tokenizers(&site, models);
     Ok(Fresh { site: Arc::new(site), tokenizers })
 }
 
 async fn reload(app: &App) {
-    let documents = app.documents.clone();
+    let (documents, models) = (app.documents.clone(), app.models.clone());
     // Files and tokenizers may take seconds; keys and signals must not wait for them.
-    let fresh = tokio::task::spawn_blocking(move || read(&documents)).await;
+    let fresh = tokio::task::spawn_blocking(move || read(&documents, models.as_deref())).await;
     match fresh.unwrap_or_else(|error| Err(error.to_string())) {
         Ok(fresh) => put_in_force(app, fresh),
         Err(why) => refused(app, &why),
@@ -131,6 +141,8 @@ fn warn_of_fixed(site: &Site, old: &Site) {
         ("gateway.drain", gate.drain != old_gate.drain),
         ("admin.listen", site.admin.listen != old.admin.listen),
         ("store", site.store != old.store),
+        ("modelStore", site.model_store != old.model_store),
+        ("modelCache", site.model_cache != old.model_cache),
         ("identity.keys.pepper", site.identity.key_pepper != old.identity.key_pepper),
     ];
     for (field, _) in changed.iter().filter(|(_, changed)| *changed) {

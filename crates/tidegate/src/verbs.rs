@@ -226,6 +226,11 @@ fn status_text(status: &Value) -> String {
         ),
         format!("in flight  {}", status["inFlight"]),
     ];
+    let cache = &status["modelCache"];
+    if let Some(path) = cache["path"].as_str() {
+        let why = cache["waitingFor"].as_str().map_or_else(String::new, |why| format!(" (not ours yet: {why})"));
+        lines.push(format!("models     {path}, from {}{why}", text(&cache["store"])));
+    }
     if let Some(refused) = status["documents"]["refused"].as_str() {
         lines.push(format!("REFUSED    the documents on disk are not in force:\n{refused}"));
     }
@@ -275,7 +280,7 @@ fn show<T: serde::Serialize>(reach: &Reach, answer: &T, text: impl FnOnce(&T) ->
     Ok(())
 }
 
-fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header.iter().map(|name| name.replace('_', " ")));
     table
@@ -285,7 +290,7 @@ fn day(at: Unix) -> String {
     at.to_timestamp().strftime("%Y-%m-%d").to_string()
 }
 
-fn minute(at: Unix) -> String {
+pub(crate) fn minute(at: Unix) -> String {
     at.to_timestamp().strftime("%Y-%m-%d %H:%MZ").to_string()
 }
 

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::folders::ModelFolders;
 use crate::member::{Member, MemberError, Source, members};
 use crate::supervise::{self, Supervised, supervise};
 
@@ -37,6 +38,8 @@ pub struct FleetSettings {
     pub minder: Vec<OsString>,
     /// Reads secrets.
     pub read_secret: Box<ReadSecret>,
+    /// Has models of the store here; `None` when there was no store at the start.
+    pub models: Option<Arc<dyn ModelFolders>>,
 }
 
 impl std::fmt::Debug for FleetSettings {

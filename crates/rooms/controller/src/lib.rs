@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Site --members()--> wanted --Fleet::apply()--> one supervisor per replica (task)
-//!                                                  │  start (if ours) -> probe until a token came -> Serving
+//!                                                  │  model here (if ours) -> start -> probe until a token came -> Serving
 //!                                                  │  scrape every 5 s; the process ended or is silent -> Failing
 //!                                                  └─ stop: Draining -> bookings gone -> process ended -> Stopped
 //! ```
@@ -11,8 +11,10 @@
 //! and GPU placement will decide what is wanted; supervision stays what it is.
 
 mod fleet;
+mod folders;
 mod member;
 mod supervise;
 
 pub use fleet::{Backends, Fleet, FleetSettings, ReadSecret, ReplicaStatus};
+pub use folders::{ModelFolder, ModelFolders};
 pub use member::MemberError;

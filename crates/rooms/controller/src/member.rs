@@ -1,7 +1,7 @@
 //! Which replicas a site wants, and how each is reached or started.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidegate_config::Site;
@@ -12,9 +12,12 @@ use tidegate_engine::Dialect;
 /// Why a replica cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberError {
-    /// The weights are in a model store.
-    #[error("model {0} comes from a model store; only local sources and endpoints can be served yet")]
-    NotLocal(Box<str>),
+    /// The weights are in a model store that this process does not know.
+    #[error("model {0} comes from a model store, and Site.spec.modelStore named none when this process started")]
+    NoStore(Box<str>),
+    /// Nothing says where the weights are.
+    #[error("model {0} has no source: write {{local: FOLDER}} or {{path: FAMILY/VERSION}}")]
+    NoSource(Box<str>),
     /// The model's file is not there.
     #[error("model files: {0}")]
     ModelFile(Box<str>),
@@ -124,14 +127,11 @@ fn of_deployment<'a>(site: &'a Site, name: &'a DeploymentName, deployment: &'a D
     }
 }
 
-/// Where a launched model's files are.
-pub(crate) fn model_path(launch: &Launch, dialect: Dialect) -> Result<PathBuf, MemberError> {
-    match &launch.model {
-        Some(ModelSource::Local(path)) => match dialect {
-            Dialect::LlamaCpp => tidegate_engine::launch::model_file(path)
-                .map_err(|error| MemberError::ModelFile(format!("{}: {error}", path.display()).into())),
-            Dialect::Vllm => Ok(path.clone()),
-        },
-        Some(ModelSource::Store { .. }) | None => Err(MemberError::NotLocal(launch.deployment.model.as_str().into())),
+/// What an engine is given of a model's folder or file.
+pub(crate) fn model_path(path: &Path, dialect: Dialect) -> Result<PathBuf, MemberError> {
+    match dialect {
+        Dialect::LlamaCpp => tidegate_engine::launch::model_file(path)
+            .map_err(|error| MemberError::ModelFile(format!("{}: {error}", path.display()).into())),
+        Dialect::Vllm => Ok(path.to_owned()),
     }
 }

@@ -1,11 +1,12 @@
 //! One replica's life: started if it is ours, proven by a real token, watched, ended.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tidegate_config::site::ModelSource;
 use tidegate_engine::Dialect;
 use tidegate_engine::backend::Backend;
 use tidegate_engine::launch::{CommandLine, EngineSpec, Exit, Process, boot_log, root_cause};
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::fleet::{FleetSettings, ReplicaStatus};
+use crate::folders::{ModelFolder, ModelFolders};
 use crate::member::{Launch, Member, MemberError, Source, model_path};
 
 /// First wait after an engine of ours ended by itself; doubles.
@@ -53,8 +55,57 @@ pub(crate) struct Plan {
 struct Start {
     minder: Vec<OsString>,
     instance: String,
-    command: CommandLine,
+    launch: Launch,
+    dialect: Dialect,
+    port: u16,
+    model: Model,
     log: PathBuf,
+}
+
+/// Where the model of an engine is.
+enum Model {
+    /// On this machine, as it is.
+    Here(PathBuf),
+    /// In the store: to be had here first.
+    Stored { path: Arc<str>, digest: Option<Arc<str>>, folders: Arc<dyn ModelFolders> },
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(path) => f.debug_tuple("Here").field(path).finish(),
+            Self::Stored { path, digest, folders: _ } => {
+                f.debug_struct("Stored").field("path", path).field("digest", digest).finish_non_exhaustive()
+            }
+        }
+    }
+}
+
+impl Start {
+    /// Has the model here. The folder of one that came from the store is to be held while the engine has it.
+    async fn model(&self, replica: &Supervised) -> Result<(PathBuf, Option<ModelFolder>), String> {
+        match &self.model {
+            Model::Here(path) => Ok((path.clone(), None)),
+            Model::Stored { path, digest, folders } => {
+                let say = |text| replica.tell(text);
+                let folder = folders.folder(path, digest.as_deref(), &say).await?;
+                let model = model_path(&folder.path, self.dialect).map_err(|error| error.to_string())?;
+                Ok((model, Some(folder)))
+            }
+        }
+    }
+
+    fn command(&self, model: &Path) -> CommandLine {
+        CommandLine::render(&EngineSpec {
+            dialect: self.dialect,
+            engine: self.launch.engine.as_ref(),
+            deployment: &self.launch.deployment,
+            model,
+            host: "127.0.0.1",
+            port: self.port,
+            gpu_memory_bytes: None,
+        })
+    }
 }
 
 /// Prepares a supervisor.
@@ -68,19 +119,26 @@ pub(crate) fn plan(settings: &FleetSettings, member: &Member, port: Option<u16>)
 }
 
 fn start(settings: &FleetSettings, member: &Member, launch: &Launch, port: u16) -> Result<Start, MemberError> {
-    let model = model_path(launch, member.dialect)?;
-    let command = CommandLine::render(&EngineSpec {
-        dialect: member.dialect,
-        engine: launch.engine.as_ref(),
-        deployment: &launch.deployment,
-        model: &model,
-        host: "127.0.0.1",
-        port,
-        gpu_memory_bytes: None,
-    });
+    let name = || launch.deployment.model.as_str().into();
+    let model = match &launch.model {
+        Some(ModelSource::Local(path)) => Model::Here(model_path(path, member.dialect)?),
+        Some(ModelSource::Store { path, digest }) => {
+            let folders = settings.models.clone().ok_or_else(|| MemberError::NoStore(name()))?;
+            Model::Stored { path: Arc::clone(path), digest: digest.clone(), folders }
+        }
+        None => return Err(MemberError::NoSource(name())),
+    };
     let instance = member.id.as_str().replace('/', "-");
     let log = settings.folder.join(format!("{instance}.log"));
-    Ok(Start { minder: settings.minder.clone(), instance, command, log })
+    Ok(Start {
+        minder: settings.minder.clone(),
+        instance,
+        launch: launch.clone(),
+        dialect: member.dialect,
+        port,
+        model,
+        log,
+    })
 }
 
 impl Supervised {
@@ -125,6 +183,11 @@ impl Supervised {
         self.backend.close_idle();
         self.say(Some(why));
         self.looked.send_replace(true);
+    }
+
+    /// Says how far something is that is in the way, in status only: whoever does it logs it at its own pace.
+    fn tell(&self, progress: String) {
+        *self.problem.lock() = Some(progress);
     }
 
     /// Says what is in the way, in status always and in the log when it is news.
@@ -176,7 +239,20 @@ async fn watch_external(replica: &Supervised, probe: &Probe, stopping: &mut watc
 }
 
 async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: &mut watch::Receiver<bool>) {
-    let mut process = match Process::start(&start.minder, &start.instance, &start.command, &start.log) {
+    let model = tokio::select! {
+        model = start.model(replica) => model,
+        () = stop_asked(stopping) => return,
+    };
+    // The folder is held until the engine has ended.
+    let (model, _folder) = match model {
+        Ok(model) => model,
+        Err(why) => {
+            replica.say(Some(why));
+            replica.looked.send_replace(true);
+            return;
+        }
+    };
+    let mut process = match Process::start(&start.minder, &start.instance, &start.command(&model), &start.log) {
         Ok(process) => process,
         Err(error) => {
             replica.say(Some(format!("cannot be started: {error}")));

@@ -79,6 +79,11 @@ pub(crate) fn free_address() -> SocketAddr {
 impl Gate {
     /// Starts one and waits until it is ready.
     pub(crate) fn start(script: Script) -> Self {
+        Self::start_with(script, documents)
+    }
+
+    /// The same with other documents, which are given the two addresses and the fake engine's URL.
+    pub(crate) fn start_with(script: Script, documents: impl FnOnce(SocketAddr, SocketAddr, &str) -> String) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let engine = runtime.block_on(FakeEngine::start(script)).unwrap();
         let folder = TempDir::new().unwrap();

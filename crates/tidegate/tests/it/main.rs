@@ -6,5 +6,7 @@ mod gate;
 
 mod keys;
 mod life;
+mod model;
+mod model_served;
 mod reload;
 mod tls;

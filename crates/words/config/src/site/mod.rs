@@ -217,7 +217,7 @@ pub struct KubernetesIssuer {
 }
 
 /// The S3 store of models.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelStore {
     /// `s3://bucket/prefix` or `file:///folder`.
     pub url: Arc<str>,
@@ -248,7 +248,7 @@ pub enum StoreAddressing {
 }
 
 /// Where the keys to the model store come from.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StoreCredentials {
     /// The environment, as the AWS tools read it.
     #[default]
@@ -283,7 +283,7 @@ pub enum StoreCredentials {
 }
 
 /// The local cache of models.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelCache {
     /// The cache's folder; the default, `model-cache`, is relative and lies in the state folder.
     pub path: PathBuf,
