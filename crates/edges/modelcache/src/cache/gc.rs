@@ -322,10 +322,10 @@ impl Survey {
             let path = layout.root().join(&finding.path);
             match finding.found {
                 Found::Leftover | Found::PartialWithoutModel | Found::ArtifactWithoutModel => {
-                    small::remove_tree_or_file(&path)?
+                    small::remove_tree_or_file(&path)?;
                 }
                 Found::FileWithoutModel | Found::NameWithoutModel | Found::UseWithoutModel => {
-                    small::remove_file(&path)?
+                    small::remove_file(&path)?;
                 }
                 // These went with their records above, or are never removed.
                 Found::FolderWithoutManifest

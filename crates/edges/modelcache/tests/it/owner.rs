@@ -251,7 +251,7 @@ struct SaysDropped(tokio::sync::mpsc::UnboundedSender<&'static str>);
 
 impl Drop for SaysDropped {
     fn drop(&mut self) {
-        drop(self.0.send("dropped"));
+        let _sent = self.0.send("dropped");
     }
 }
 
@@ -259,7 +259,7 @@ impl Drop for SaysDropped {
 impl Serve for Hangs {
     async fn serve(&self, _: Request, sink: Sink<'_>) -> Result<Value, CacheFault> {
         let _dropped = SaysDropped(self.0.clone());
-        drop(self.0.send("began"));
+        let _sent = self.0.send("began");
         sink(Event::Missed { events: 1 });
         std::future::pending().await
     }
@@ -433,4 +433,66 @@ async fn a_process_of_another_user_is_turned_away() {
     let (out, said) = with_hanging_owner(ask).await;
     assert!(out.contains("1 passed"), "{out}");
     assert_eq!(said, Vec::<&str>::new());
+}
+
+/// The real fetch behind the owner.
+struct Fetches {
+    cache: Arc<Cache>,
+    store: tidegate_modelcache::remote::Remote,
+}
+
+#[async_trait]
+impl Serve for Fetches {
+    async fn serve(&self, request: Request, sink: Sink<'_>) -> Result<Value, CacheFault> {
+        let Request::Pull { model, .. } = request else { return Err(CacheFault::Cancelled) };
+        let options = crate::model::options();
+        let published = tidegate_modelcache::fetch::fetch(&self.cache, &self.store, &model, &options, sink).await?;
+        Ok(json!(published.fetched_bytes))
+    }
+}
+
+/// Not a test by itself: one process that pulls from a folder as a store, and says how many bytes came for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child_that_pulls() {
+    let Some(root) = std::env::var_os("TIDEGATE_PULL_ROOT") else { return };
+    let root = PathBuf::from(root);
+    let make = |cache: Arc<Cache>| {
+        let store = crate::model::folder_store(&root.join("store"));
+        Ok(Fetches { cache, store })
+    };
+    let options = CacheOptions { keep_free: tidegate_modelcache::room::KeepFree::Bytes(0), ..CacheOptions::default() };
+    let done = perform(&root.join("cache"), options, &request(), &|_| (), make).await.unwrap();
+    println!("\nfetched {done}");
+}
+
+#[tokio::test]
+async fn processes_that_race_on_one_digest_with_the_real_fetch_read_each_byte_once() {
+    for seed in 0..4 {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("store")).unwrap();
+        let model = crate::model::Model::small(seed, 600_000);
+        model.put(&crate::model::folder_store(&root.path().join("store"))).await;
+        let start = || {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "owner::child_that_pulls", "--nocapture"])
+                .env("TIDEGATE_PULL_ROOT", root.path())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let racing = [start(), start(), start()];
+        let mut fetched = Vec::new();
+        for child in racing {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{text}");
+            fetched.extend(text.lines().find_map(|line| line.strip_prefix("fetched ")?.parse::<u64>().ok()));
+        }
+        fetched.sort_unstable();
+        // Who only follows reads nothing. `config.json` is in the model twice and read once.
+        let once = model.manifest.total_bytes() - model.bytes("config.json").len() as u64;
+        assert_eq!((fetched.len(), fetched[0], fetched[1]), (3, 0, 0), "{fetched:?}");
+        assert!(fetched[2] == once || fetched[2] == model.manifest.total_bytes(), "{fetched:?}, {once}");
+        model.is_exact(&Layout::new(root.path().join("cache")), "raced");
+    }
 }

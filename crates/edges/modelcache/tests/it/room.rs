@@ -23,6 +23,7 @@ const MIB: u64 = 1 << 20;
 /// Runs test `child` of this module with a tmpfs of these options at the cache's place. `after` is done with it, as the
 /// file system's owner, before the test: `mount -o remount,ro` and the like. `false` where the system allows no
 /// namespaces to its users.
+#[expect(clippy::print_stdout, reason = "says what could not be shown here")]
 fn on_tmpfs(child: &str, tmpfs: &str, after: &str) -> bool {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -51,6 +52,7 @@ fn on_tmpfs(child: &str, tmpfs: &str, after: &str) -> bool {
 }
 
 /// The folder of the child, with the store in `store` and the tmpfs at `cache`; `None` when this is not the child.
+#[expect(clippy::print_stdout, reason = "the parent reads it")]
 fn child_root() -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os(ROOT)?);
     println!("\nwas shown");
