@@ -74,7 +74,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 fn bytes(number: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 7 ^ at >> 3 ^ number * 97) as u8).collect()
+    (0..len).map(|at| ((at.wrapping_mul(2_654_435_761) >> 7) ^ (at >> 3) ^ (number * 97)) as u8).collect()
 }
 
 struct World {
