@@ -1,6 +1,8 @@
 //! Tests of the planner through its public functions.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod fleet;
+mod placement;
 mod site_of;
 mod timetable;
 mod zones;
