@@ -171,11 +171,13 @@ impl Keeper {
         let manifest = self.cache.manifest(digest)?;
         let report = verify(self.cache.layout(), &manifest, &VerifyOptions::default(), sink).await?;
         let mut verified = Verified::of(&report);
-        self.cache.counters().checksum_failures_disk.add(report.wrong.len() as u64);
         if let Some(store) = store.filter(|_| !report.is_right()) {
             let (remote, name) = (self.remote(store)?, self.name(&manifest)?);
             let fetched = repair(&self.cache, &remote, &name, &manifest, &report, &self.fetch, sink).await?;
             verified.repaired_bytes = Some(fetched);
+        } else {
+            // A repair counts them itself.
+            self.cache.counters().checksum_failures_disk.add(report.wrong.len() as u64);
         }
         Ok(verified)
     }

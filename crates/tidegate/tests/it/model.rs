@@ -64,7 +64,7 @@ impl Stand {
     }
 
     fn flip(&self, path: &Path, at: usize) {
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
         let mut bytes = std::fs::read(path).unwrap();
         bytes[at] ^= 1;
         // In place: the published name is a link to the content.
@@ -95,7 +95,7 @@ fn a_model_goes_into_the_store_comes_back_and_is_looked_at() {
     let listed = stand.json("ls", &[]);
     assert_eq!((&listed[0]["models"][0], &listed[0]["state"]), (&"glm/5".into(), &"published".into()), "{listed}");
     let table = stand.ok("ls", &[]);
-    assert!(table.contains("glm/5") && table.contains("656 kB"), "{table}");
+    assert!(table.contains("glm/5") && table.contains("655 kB"), "{table}");
     assert_eq!(stand.json("du", &[])["model_bytes"], weights.len() + 2);
     assert!(stand.ok("verify", &[]).contains("glm/5: every byte is right"));
 }
@@ -156,8 +156,6 @@ fn each_kind_of_failure_has_its_exit_code_and_says_what_to_do_next() {
 
     let pinned = stand.run("pull", &["glm/5", "--digest", &"ab".repeat(32)]);
     assert_eq!(pinned.status.code(), Some(4), "{pinned:?}");
-    let full = stand.command("pull", &["glm/5"]).args(["--keep-free", "100%"]).output().unwrap();
-    assert_eq!(full.status.code(), Some(2), "said twice: {full:?}");
     let mut full = program();
     full.args(["model", "pull", "glm/5", "--keep-free", "100%", "--cache"]).arg(stand.path("small"));
     let full = full.arg("--store").arg(stand.path("store")).output().unwrap();

@@ -116,6 +116,20 @@ impl Stand {
         self.s3.start_again().unwrap();
     }
 
+    /// A pull that is cancelled while it waits for its server.
+    fn cancelled(&self) {
+        self.s3.stop().unwrap();
+        let mut child = self.command("pull", &[MODEL], Some("cache")).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+        assert!(lines.any(|line| line.contains(r#""event":"retry""#)));
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let failed: Value = serde_json::from_str(&lines.last().unwrap()).unwrap();
+        assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &"cancelled".into()), "{failed}");
+        assert!(failed["hint"].as_str().unwrap().contains("resumes"), "{failed}");
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        self.s3.start_again().unwrap();
+    }
+
     fn documents(&self, gate: SocketAddr, admin: SocketAddr) -> String {
         fs::write(self.path("access"), ACCESS_KEY).unwrap();
         fs::write(self.path("secret"), SECRET_KEY).unwrap();
@@ -179,6 +193,7 @@ fn last(output: &Output) -> Value {
 fn a_real_model_survives_a_cut_server_a_killed_process_and_flipped_bytes() {
     let stand = Stand::new();
     stand.cut_off_and_killed();
+    stand.cancelled();
     let resumed = stand.model("pull", &[MODEL], Some("cache"));
     assert!(resumed.status.success(), "{resumed:?}");
     let all = events(&resumed);
@@ -192,7 +207,7 @@ fn a_real_model_survives_a_cut_server_a_killed_process_and_flipped_bytes() {
 
     // On the local disk: found, named, and only that chunk fetched.
     let flip = |path: &Path, at: u64| {
-        fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
         let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
