@@ -49,6 +49,8 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 pub const ENTER_MAX: Duration = Duration::from_secs(10);
 /// How often it is looked for meanwhile.
 pub const ENTER_EVERY: Duration = Duration::from_millis(50);
+/// How long an owner whose own work is done waits for those that it serves.
+pub const HANDOVER_MAX: Duration = Duration::from_secs(1);
 /// How many owners in a row may die over the same request.
 pub const OWNERS_MAX: u32 = 8;
 
@@ -189,10 +191,7 @@ pub async fn perform<S: Serve + 'static>(
                 let server = Server::bind(&cache)?;
                 let serve = Arc::new(serve(cache)?);
                 let own = serve.serve(request.clone(), sink);
-                return tokio::select! {
-                    done = own => done,
-                    never = server.run(Arc::clone(&serve)) => match never {},
-                };
+                return server.run_beside(Arc::clone(&serve), own).await;
             }
         }
     }

@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{
-    ALIVE_EVERY, Asked, CONNECTIONS_MAX, LINE_MAX, PROTOCOL, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request, Serve,
-    may_ask,
+    ALIVE_EVERY, Asked, CONNECTIONS_MAX, HANDOVER_MAX, LINE_MAX, PROTOCOL, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply,
+    Request, Serve, may_ask,
 };
 use crate::cache::{Cache, small};
 use crate::fault::CacheFault;
@@ -50,7 +50,24 @@ impl Server {
 
     /// Serves until it is dropped; what runs then is cancelled.
     pub async fn run<S: Serve + 'static>(self, serve: Arc<S>) -> Infallible {
+        self.accept(&serve, &mut JoinSet::new()).await
+    }
+
+    /// Serves as long as `own` runs. Who is served then has [`HANDOVER_MAX`] to end: those who followed `own` hear its
+    /// end; the others go on by themselves, one of them as the next owner.
+    pub async fn run_beside<S: Serve + 'static, T>(self, serve: Arc<S>, own: impl Future<Output = T>) -> T {
         let mut tasks = JoinSet::new();
+        let done = tokio::select! {
+            done = own => done,
+            never = self.accept(&serve, &mut tasks) => match never {},
+        };
+        // Nobody new: they find nobody here, and wait for the lock.
+        drop(self.socket);
+        drop(timeout(HANDOVER_MAX, async { while tasks.join_next().await.is_some() {} }).await);
+        done
+    }
+
+    async fn accept<S: Serve + 'static>(&self, serve: &Arc<S>, tasks: &mut JoinSet<()>) -> Infallible {
         loop {
             while tasks.try_join_next().is_some() {}
             if tasks.len() >= CONNECTIONS_MAX {
@@ -58,7 +75,7 @@ impl Server {
                 continue;
             }
             match self.socket.accept().await {
-                Ok((stream, _)) => drop(tasks.spawn(connection(stream, Arc::clone(&serve)))),
+                Ok((stream, _)) => drop(tasks.spawn(connection(stream, Arc::clone(serve)))),
                 // Out of descriptors: wait until a connection gives one back.
                 Err(error) => {
                     tracing::warn!(%error, "owner.sock: cannot accept");
