@@ -159,7 +159,8 @@ async fn call(
     // Looked at here, said after what the body is refused for.
     let header_model = header_model(&parts.headers);
     let (alias, request) = if endpoint == Endpoint::Transcriptions {
-        let upload = multipart::begin(&tail.core, &parts.headers, body, max, header_model).await?;
+        // On the heap, as all that few requests need: what every request carries along is copied at every step.
+        let upload = Box::pin(multipart::begin(&tail.core, &parts.headers, body, max, header_model)).await?;
         let alias = present(&catalogue, &key, upload.model(), tail)?;
         tail.upload_streams = upload.asks_stream();
         (alias, RequestBody::Upload(Box::new(upload)))

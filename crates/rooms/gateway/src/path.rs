@@ -12,7 +12,7 @@ use crate::accept::{self, Inbound, accept};
 use crate::account::Tail;
 use crate::admit::admit;
 use crate::answer;
-use crate::authenticate::authenticate;
+use crate::authenticate::{Accepted, authenticate};
 use crate::authorise::{Authorised, authorise};
 use crate::body::Body;
 use crate::core::Core;
@@ -23,24 +23,27 @@ use crate::relay::{Attempt, relay};
 use crate::route::{Route, Target, route};
 use crate::server::Peer;
 
-/// Answers one request, whatever happens.
-pub(crate) async fn serve(
-    core: Rc<Core>,
+/// Answers one request, whatever happens. The first two rooms do not wait, so that the future holds no more than the
+/// others need.
+pub(crate) fn serve(
+    core: &Rc<Core>,
     peer: Peer,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
+) -> impl Future<Output = Result<Response<Body>, Infallible>> + use<> {
     let request_id = accept::request_id(request.headers()).unwrap_or_else(|| core.made_request_id());
     let api = answer::api_of(request.uri().path());
-    let accepted = accept(request).and_then(|inbound| authenticate(&core, peer, inbound, &request_id));
-    let accepted = match accepted {
-        Ok(accepted) => accepted,
-        Err(fault) => return Ok(answer::unaccepted(&core, &fault, api, &request_id)),
-    };
-    let mut tail = accepted.tail;
-    Ok(match path(accepted.inbound, accepted.authenticated, &mut tail).await {
-        Ok(response) => answer::complete(response, tail),
-        Err(fault) => answer::refused(tail, &fault, api),
-    })
+    let accepted = accept(request).and_then(|inbound| authenticate(core, peer, inbound, &request_id));
+    let accepted = accepted.map_err(|fault| answer::unaccepted(core, &fault, api, &request_id));
+    async move {
+        let Accepted { inbound, authenticated, mut tail } = match accepted {
+            Ok(accepted) => accepted,
+            Err(response) => return Ok(response),
+        };
+        Ok(match path(inbound, authenticated, &mut tail).await {
+            Ok(response) => answer::complete(response, tail),
+            Err(fault) => answer::refused(tail, &fault, api),
+        })
+    }
 }
 
 /// From an authenticated request to an answer, or the beginning of one. `tail` becomes the one ledger entry.

@@ -131,7 +131,7 @@ impl Exchange {
         failpoint::passed("relay.after_head");
         let status = response.head.status;
         if !(200..300).contains(&status) {
-            return Err(self.refused(response).await.into());
+            return Err(Box::pin(self.refused(response)).await.into());
         }
         self.check_success(&response.head, tail)?;
         if response.head.is_event_stream() {
@@ -169,7 +169,8 @@ impl Exchange {
             Payload::Upload { body, length } => {
                 let verdict = body.verdict();
                 tail.upload = Some(verdict.clone());
-                (self.deadline.bound(pool.send_stream_with(head, length, body, options)).await, Some(verdict))
+                let sending = Box::pin(pool.send_stream_with(head, length, body, options));
+                (self.deadline.bound(sending).await, Some(verdict))
             }
         };
         match (sent, upload) {
@@ -239,15 +240,20 @@ impl Exchange {
 
     /// The beginning of a stream, up to its first complete event.
     async fn stream(self, upstream: ResponseBody, tail: &mut Tail) -> Result<Response<Body>, Failed> {
-        let mut streamed =
-            Streamed::new(upstream, &self.shape, self.deployment.dialect, self.deadline, (self.gap, self.whole));
+        let mut streamed = Box::new(Streamed::new(
+            upstream,
+            &self.shape,
+            self.deployment.dialect,
+            self.deadline,
+            (self.gap, self.whole),
+        ));
         if let Err(end) = streamed.first_event(tail).await {
             let waited = matches!(&end, AttemptEnd::Final(fault) if fault.case == Case::UpstreamTimeout);
             return Err(if waited { Failed::waiting(end) } else { end.into() });
         }
         failpoint::passed("relay.after_first_event");
         tail.streamed = true;
-        let mut answer = Response::new(Body::Streamed(Box::new(streamed)));
+        let mut answer = Response::new(Body::Streamed(streamed));
         let headers = answer.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -115,7 +115,7 @@ pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tai
         if route.attempts_left == 0 {
             return Err(route.verdict());
         }
-        fall_back(ticket, route, tail).await?;
+        Box::pin(fall_back(ticket, route, tail)).await?;
     }
 }
 

@@ -170,7 +170,7 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         begun.set(true);
         // On the heap: hyper moves the future about, and a request's whole path is several kilobytes.
-        Box::pin(path::serve(Rc::clone(&core), peer, request))
+        Box::pin(path::serve(&core, peer, request))
     });
     if h2 {
         let connection = http2_builder().serve_connection(io, service);

@@ -149,7 +149,7 @@ impl Pool {
                 other => return other,
             }
         }
-        let connection = self.dial(options.connect).await?;
+        let connection = Box::pin(self.dial(options.connect)).await?;
         self.exchange(connection, head, length, (body, NoSource), options).await
     }
 
@@ -188,7 +188,7 @@ impl Pool {
         S: Body<Data = Bytes> + Unpin,
         S::Error: fmt::Display,
     {
-        let connection = self.dial(options.connect).await?;
+        let connection = Box::pin(self.dial(options.connect)).await?;
         let kind = length.map_or(BodyLength::Chunked, BodyLength::Known);
         self.exchange(connection, head, kind, (Bytes::new(), BodySource::new(body, length)), options).await
     }
