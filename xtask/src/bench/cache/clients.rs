@@ -81,7 +81,7 @@ fn steps(stand: &Stand, client: Client, model: &Model, folder: &Path) -> Result<
         Ok(vec![command])
     };
     let mut steps = match client {
-        Client::Tidegate => vec![stand.program(&["pull", &model.path, &to])],
+        Client::Tidegate => vec![stand.model_command(&["pull", &model.path, "--cache", &to])],
         Client::Rclone8 => rclone(8)?,
         Client::Rclone16 => rclone(16)?,
         Client::Rclone32 => rclone(32)?,

@@ -1,9 +1,10 @@
 //! Fetches, side by side, and what is fetched again after kill -9.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::clients::{self, Cost};
 use super::limits::Limits;
@@ -16,6 +17,8 @@ use crate::terminal::complain;
 const MB: f64 = 1e6;
 /// Most that may be fetched twice, in MiB: a chunk of 32 MiB on each of 16 connections.
 const AGAIN_MAX_MIB: f64 = 32.0 * 16.0;
+/// Earliest moment of a kill, as a share of a whole fetch.
+const SHARE_MIN: f64 = 0.02;
 
 /// Every client fetches the model in every round, in turn.
 ///
@@ -65,38 +68,42 @@ pub(super) fn run(stand: &Stand, options: &Options, model: &Model, limits: &Limi
 /// # Errors
 /// The second fetch fails.
 pub(super) fn killed(stand: &Stand, model: &Model, rounds: usize) -> Result<Figure<Client>> {
-    let whole = {
-        let start = Instant::now();
-        clients::fetch(stand, Client::Tidegate, model)?;
-        start.elapsed()
-    };
+    let whole = clients::fetch(stand, Client::Tidegate, model)?.seconds;
     let mut again_mib = 0.0_f64;
     for round in 0..rounds {
         // spread over the fetch, never the same moments
-        let share = (round as f64 + jitter()) / rounds as f64;
+        let mut share = (round as f64 + jitter()) / rounds as f64;
         complain!("{}, kill -9 {} of {rounds}: after {:.0} %", model.size(), round + 1, share * 100.0);
-        let folder = stand.fresh()?;
-        let to = folder.display().to_string();
-        let before = stand.sent_bytes()?;
-        let mut child = stand.program(&["pull", &model.path, &to]).spawn()?;
-        std::thread::sleep(whole.mul_f64(share));
-        child.kill()?;
-        let was_done = child.wait()?.success();
-        let sent_before = stand.sent_bytes()? - before;
-        stand.ask(&["pull", &model.path, &to])?;
-        let sent = stand.sent_bytes()? - before;
-        if was_done {
-            complain!("it had ended before the kill: not counted");
-            continue;
-        }
-        if sent < model.bytes {
-            bail!("the store sent {sent} of {} bytes: its count cannot be right", model.bytes);
-        }
-        complain!("{sent_before} bytes were sent before the kill, {} after", sent - sent_before);
-        again_mib = again_mib.max((sent - model.bytes) as f64 / f64::from(1 << 20));
+        let again = loop {
+            match kill_once(stand, model, Duration::from_secs_f64(whole * share))? {
+                Some(again) => break again,
+                None if share < SHARE_MIN => bail!("every fetch ends before it can be killed: take a larger model"),
+                // it was quicker than the one that was timed
+                None => share *= 0.7,
+            }
+        };
+        again_mib = again_mib.max(again as f64 / f64::from(1 << 20));
     }
     Ok(Figure::own(format!("kill -9 while fetching {}: most sent twice", model.size()), "MiB", again_mib)
         .wants(Goal::AtMost(AGAIN_MAX_MIB)))
+}
+
+/// Bytes that the store sent beyond the model; `None` when the fetch had ended before the kill.
+fn kill_once(stand: &Stand, model: &Model, after: Duration) -> Result<Option<u64>> {
+    let folder = stand.fresh()?.display().to_string();
+    let before = stand.sent_bytes()?;
+    let mut pull = stand.model_command(&["pull", &model.path, "--cache", &folder]);
+    let mut child = pull.stdout(Stdio::null()).spawn()?;
+    std::thread::sleep(after);
+    child.kill()?;
+    if child.wait()?.success() {
+        return Ok(None);
+    }
+    let sent_before = stand.sent_bytes()? - before;
+    stand.model_run(&["pull", &model.path, "--cache", &folder])?;
+    let sent = stand.sent_bytes()? - before;
+    complain!("the store sent {sent_before} bytes before the kill and {} after it", sent - sent_before);
+    sent.checked_sub(model.bytes).map(Some).context("the store sent less than the model: its count cannot be right")
 }
 
 /// Even in 0..1.

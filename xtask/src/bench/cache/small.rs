@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::Client;
 use super::clients::{self, files};
@@ -29,11 +30,9 @@ pub(super) fn verify(stand: &Stand, model: &Model, rounds: usize, limits: &Limit
         complain!("{}, verify {round} of {rounds}", model.size());
         forget_pages(&folder)?;
         let start = Instant::now();
-        let report = stand.ask(&["verify", &model.path, &folder.display().to_string()])?;
+        // it fails when anything is not right
+        stand.model_run(&["verify", &model.path, "--cache", &folder.display().to_string()])?;
         rates.push(model.bytes as f64 / 1e6 / start.elapsed().as_secs_f64());
-        if report["right"] != true {
-            bail!("what was fetched is not right: {report}");
-        }
     }
     let rate = median(&rates).unwrap_or(f64::NAN);
     let (name, limit) = limits.of_verify();
@@ -62,7 +61,7 @@ pub(super) fn second(stand: &Stand, model: &Model) -> Result<Vec<Figure<Client>>
     clients::fetch(stand, Client::Tidegate, model)?;
     let folder = stand.folder.join("fetched").display().to_string();
     let before = stand.weight_requests()?;
-    let seconds = timed(stand, &["pull", &model.path, &folder])?;
+    let seconds = timed(|| stand.model_command(&["pull", &model.path, "--cache", &folder]))?;
     let requests = stand.weight_requests()? - before;
     Ok(vec![
         Figure::own(format!("second pull of {}", model.size()), "s", seconds).wants(Goal::AtMost(0.02)),
@@ -87,25 +86,26 @@ pub(super) fn commands(stand: &Stand, count: usize) -> Result<Vec<Figure<Client>
         fs::write(source.join(format!("weights/part-{number:06}.safetensors")), number.to_string())?;
     }
     let url = format!("file://{}", store.display());
-    for words in [["push", &source.display().to_string(), "many/files"], ["pull", "many/files", &cache]] {
-        workspace::output(stand.program(&words).env("STORE_URL", &url))?;
-    }
+    let push = ["push", &source.display().to_string(), "many/files"];
+    workspace::output(&mut stand.model_command_on(&url, &push))?;
+    workspace::output(&mut stand.model_command_on(&url, &["pull", "many/files", "--cache", &cache]))?;
     fs::remove_dir_all(&source)?;
     fs::remove_dir_all(&store)?;
     let mut figures = Vec::new();
-    for (verb, name) in [("ls", "ls"), ("du", "du"), ("gc", "gc --dry-run")] {
-        let seconds = timed(stand, &[verb, &cache])?;
+    for words in [&["ls"][..], &["du"], &["gc", "--dry-run"]] {
+        let seconds = timed(|| stand.model_command_on(&url, &[words, &["--cache", &cache]].concat()))?;
+        let name = words.join(" ");
         figures.push(Figure::own(format!("{name} with {count} files"), "s", seconds).wants(Goal::AtMost(0.2)));
     }
     Ok(figures)
 }
 
 /// The median over some runs, from the program's start to its end.
-fn timed(stand: &Stand, words: &[&str]) -> Result<f64> {
+fn timed(command: impl Fn() -> Command) -> Result<f64> {
     let mut seconds = Vec::new();
     for _ in 0..RUNS {
         let start = Instant::now();
-        stand.ask(words)?;
+        workspace::output(&mut command())?;
         seconds.push(start.elapsed().as_secs_f64());
     }
     Ok(median(&seconds).unwrap_or(f64::NAN))

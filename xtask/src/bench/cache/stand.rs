@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use serde_json::Value;
 
 use super::Options;
 use crate::bench::stand::free_port;
@@ -74,28 +73,32 @@ impl Stand {
     /// Lets a command into the store.
     pub(super) fn admit<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
-            .env("STORE_URL", format!("s3://{STORE}"))
-            .env("STORE_ENDPOINT", self.endpoint())
             .env("AWS_ACCESS_KEY_ID", "tidegate-test")
             .env("AWS_SECRET_ACCESS_KEY", "tidegate-test-secret")
             .env("AWS_REGION", "us-east-1")
     }
 
-    /// The program that is measured.
-    pub(super) fn program(&self, words: &[&str]) -> Command {
-        let mut command = workspace::command(&self.program);
-        self.admit(&mut command);
-        command.args(words);
+    /// `tidegate model` on the store.
+    pub(super) fn model_command(&self, words: &[&str]) -> Command {
+        let mut command = self.model_command_on(&format!("s3://{STORE}"), words);
+        self.admit(command.args(["--endpoint", self.endpoint()]));
         command
     }
 
-    /// What it prints.
+    /// `tidegate model` on a store of its own.
+    pub(super) fn model_command_on(&self, store: &str, words: &[&str]) -> Command {
+        let mut command = workspace::command(&self.program);
+        command.arg("model").args(words).args(["--store", store, "--keep-free", "0%", "--json", "--state"]);
+        command.arg(self.folder.join("state"));
+        command
+    }
+
+    /// Runs `tidegate model` on the store.
     ///
     /// # Errors
-    /// It fails, or prints no JSON.
-    pub(super) fn ask(&self, words: &[&str]) -> Result<Value> {
-        let printed = workspace::output(&mut self.program(words))?;
-        serde_json::from_str(&printed).with_context(|| format!("`{}` printed no JSON", words.join(" ")))
+    /// It fails.
+    pub(super) fn model_run(&self, words: &[&str]) -> Result<()> {
+        workspace::output(&mut self.model_command(words)).map(drop)
     }
 
     /// Makes a model of random bytes and pushes it.
@@ -115,7 +118,7 @@ impl Stand {
             bytes += io::copy(&mut random, &mut File::create(path)?)?;
         }
         let path = format!("bench/{mib}-mib");
-        self.ask(&["push", &source.display().to_string(), &path])?;
+        self.model_run(&["push", &source.display().to_string(), &path])?;
         fs::remove_dir_all(&source)?;
         Ok(Model { path, bytes, mib })
     }
@@ -178,8 +181,7 @@ fn wipe(folder: &Path) -> Result<()> {
 
 fn build(profile: &str) -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
-    cargo.args(["build", "--quiet", "--locked", "--profile", profile, "--package", "tidegate-modelcache"]);
-    workspace::run(cargo.args(["--example", "driver"]))?;
+    workspace::run(cargo.args(["build", "--quiet", "--locked", "--profile", profile, "--package", "tidegate"]))?;
     let folder = if profile == "dev" { "debug" } else { profile };
-    Ok(workspace::target().join(folder).join("examples/driver"))
+    Ok(workspace::target().join(folder).join("tidegate"))
 }
