@@ -10,6 +10,7 @@ pub mod hardware;
 pub mod memory;
 pub mod need;
 pub mod placement;
+pub mod strategy;
 pub mod timetable;
 pub mod topology;
 

@@ -4,5 +4,6 @@
 mod fleet;
 mod placement;
 mod site_of;
+mod strategy;
 mod timetable;
 mod zones;

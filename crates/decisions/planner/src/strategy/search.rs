@@ -1,0 +1,171 @@
+//! The best choice.
+
+use std::collections::BTreeSet;
+
+use super::evaluate::{Outcome, evaluate};
+use super::problem::{Arrival, Leaver, Problem};
+use super::{AliasMove, When};
+
+/// Up to so many arrivals that touch each other every choice is tried: `(n + 2)^n`.
+const EXACT_MAX: usize = 5;
+/// Rounds of single and double changes beyond that.
+const ROUNDS_MAX: usize = 64;
+
+/// The choice with the least cost, over all arrivals. `None` when there is none, which a set that was placed never
+/// comes to: everything at the hour always can be.
+#[must_use]
+pub fn best(problem: &Problem) -> Option<Outcome> {
+    let mut choice = vec![When::AtHour; problem.arrivals.len()];
+    for part in parts(problem) {
+        let small = restrict(problem, &part);
+        let outcome = if part.len() <= EXACT_MAX { exact(&small) } else { climb(&small) }?;
+        for (index, when) in part.iter().zip(&outcome.choice) {
+            choice[*index] = match when {
+                When::After(other) => When::After(part[*other]),
+                When::Before | When::AtHour => *when,
+            };
+        }
+    }
+    evaluate(problem, &choice)
+}
+
+/// Arrivals that touch each other, over resources, leavers and aliases; each part in order.
+#[must_use]
+pub fn parts(problem: &Problem) -> Vec<Vec<usize>> {
+    let count = problem.arrivals.len();
+    let mut part: Vec<usize> = (0..count).collect();
+    let mut join = |members: &[usize]| {
+        let Some(first) = members.iter().map(|member| part[*member]).min() else { return };
+        let joined: BTreeSet<usize> = members.iter().map(|member| part[*member]).collect();
+        part.iter_mut().filter(|own| joined.contains(own)).for_each(|own| *own = first);
+    };
+    let takers = |resources: &BTreeSet<usize>| -> Vec<usize> {
+        let takes = |arrival: &Arrival| arrival.takes.keys().any(|resource| resources.contains(resource));
+        (0..count).filter(|arrival| takes(&problem.arrivals[*arrival])).collect()
+    };
+    for resource in problem.capacity.keys() {
+        join(&takers(&BTreeSet::from([*resource])));
+    }
+    let resources = |leaver: &Leaver| -> BTreeSet<usize> { leaver.takes.keys().copied().collect() };
+    for leaver in &problem.leavers {
+        join(&takers(&resources(leaver)));
+    }
+    for alias in &problem.moves {
+        let touched = alias.from.iter().flat_map(|leaver| resources(&problem.leavers[*leaver])).collect();
+        let members: BTreeSet<usize> = takers(&touched).into_iter().chain(alias.to.iter().copied()).collect();
+        join(&members.into_iter().collect::<Vec<_>>());
+    }
+    let names: BTreeSet<usize> = part.iter().copied().collect();
+    names.into_iter().map(|name| (0..count).filter(|arrival| part[*arrival] == name).collect()).collect()
+}
+
+/// The problem of one part: its arrivals, and all leavers and aliases that touch them.
+fn restrict(problem: &Problem, part: &[usize]) -> Problem {
+    let position = |arrival: &usize| part.iter().position(|member| member == arrival);
+    let moves = problem.moves.iter().filter(|alias| {
+        let comes = alias.to.iter().any(|arrival| part.contains(arrival));
+        // one that only goes still holds its leaver until the hour
+        comes || alias.to.is_empty()
+    });
+    Problem {
+        capacity: problem.capacity.clone(),
+        leavers: problem.leavers.clone(),
+        arrivals: part.iter().map(|arrival| problem.arrivals[*arrival].clone()).collect(),
+        moves: moves
+            .map(|alias| AliasMove { to: alias.to.iter().filter_map(position).collect(), ..alias.clone() })
+            .collect(),
+    }
+}
+
+fn options(count: usize, arrival: usize) -> impl Iterator<Item = When> {
+    let others = (0..count).filter(move |other| *other != arrival).map(When::After);
+    [When::Before, When::AtHour].into_iter().chain(others)
+}
+
+fn better(best: &mut Option<Outcome>, found: Option<Outcome>) -> bool {
+    let Some(found) = found else { return false };
+    let is_better = best.as_ref().is_none_or(|best| found.rank() < best.rank());
+    if is_better {
+        *best = Some(found);
+    }
+    is_better
+}
+
+/// Every choice.
+fn exact(problem: &Problem) -> Option<Outcome> {
+    let mut best = None;
+    let mut choice = Vec::with_capacity(problem.arrivals.len());
+    every(problem, &mut choice, &mut best);
+    best
+}
+
+fn every(problem: &Problem, choice: &mut Vec<When>, best: &mut Option<Outcome>) {
+    let count = problem.arrivals.len();
+    if choice.len() == count {
+        better(best, evaluate(problem, choice));
+        return;
+    }
+    for when in options(count, choice.len()) {
+        choice.push(when);
+        every(problem, choice, best);
+        choice.pop();
+        // nothing is better than no gap at all
+        if best.as_ref().is_some_and(|best| best.cost == 0 && best.choice.iter().all(|when| *when == When::Before)) {
+            return;
+        }
+    }
+}
+
+/// From everything at the hour: first as many as fit before it, the dearest first; then single changes and changes of
+/// pairs as long as one helps.
+fn climb(problem: &Problem) -> Option<Outcome> {
+    let count = problem.arrivals.len();
+    let mut best = evaluate(problem, &vec![When::AtHour; count]);
+    let weight = |arrival: &usize| -> u64 {
+        let served = problem.moves.iter().filter(|alias| alias.to.contains(arrival));
+        served.map(|alias| alias.weight).sum()
+    };
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by_key(|arrival| (std::cmp::Reverse(weight(arrival)), *arrival));
+    for arrival in &order {
+        try_with(problem, &mut best, &[(*arrival, When::Before)]);
+    }
+    for _ in 0..ROUNDS_MAX {
+        let mut has_changed = false;
+        for arrival in &order {
+            for when in options(count, *arrival) {
+                has_changed |= try_with(problem, &mut best, &[(*arrival, when)]);
+            }
+        }
+        has_changed = has_changed || pairs(problem, &order, &mut best);
+        if !has_changed {
+            break;
+        }
+    }
+    best
+}
+
+fn pairs(problem: &Problem, order: &[usize], best: &mut Option<Outcome>) -> bool {
+    let count = problem.arrivals.len();
+    let mut has_changed = false;
+    for (position, first) in order.iter().enumerate() {
+        for second in order.iter().skip(position + 1) {
+            for early in options(count, *first).take(2) {
+                for late in [When::Before, When::AtHour, When::After(*first)] {
+                    has_changed |= try_with(problem, best, &[(*first, early), (*second, late)]);
+                    let other = if late == When::After(*first) { When::After(*second) } else { late };
+                    has_changed |= try_with(problem, best, &[(*second, early), (*first, other)]);
+                }
+            }
+        }
+    }
+    has_changed
+}
+
+fn try_with(problem: &Problem, best: &mut Option<Outcome>, changes: &[(usize, When)]) -> bool {
+    let Some(mut choice) = best.as_ref().map(|best| best.choice.clone()) else { return false };
+    for (arrival, when) in changes {
+        choice[*arrival] = *when;
+    }
+    better(best, evaluate(problem, &choice))
+}
