@@ -151,7 +151,8 @@ async fn connections_that_break_go_on_in_the_middle_of_the_chunk() {
         let stand = Stand::new(1_000_001).await;
         stand.double.fault(When::get(LARGE).first(6), fault.clone());
         stand.succeeds(&format!("{fault:?}")).await;
-        assert!(stand.cache.counters().retries.get() >= 4, "{fault:?}");
+        // of the six, up to three ask for the rest of one that broke, and that may be shorter than where the fault is
+        assert!(stand.cache.counters().retries.get() >= 3, "{fault:?}");
     }
 }
 
