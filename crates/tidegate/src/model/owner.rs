@@ -140,18 +140,9 @@ impl Shared {
     /// Owns the cache for as long as it runs.
     async fn own(self: Arc<Self>) {
         let cache = self.open().await;
-        // What the last process noted for its engines ended with it.
-        if let Err(fault) = blocking(&cache, |cache| cache.set_holds(BY, &[])).await {
-            tracing::warn!(%fault, "cannot take back what engines of the last process held");
-        }
+        take_back_holds(&cache).await;
         let keeper = Arc::new(Keeper::new(cache, Some(self.store.clone()), FetchOptions::default()));
-        let server = match Server::bind(&keeper.cache) {
-            Ok(server) => Some(server),
-            Err(fault) => {
-                tracing::error!(%fault, hint = fault.hint(), "owner.sock: `tidegate model` cannot ask this process");
-                None
-            }
-        };
+        let server = bind(&keeper.cache);
         *self.waiting.lock() = None;
         self.keeper.send_replace(Some(Arc::clone(&keeper)));
         tracing::info!(path = %self.layout.root().display(), store = self.store.name(), "owner of the model cache");
@@ -253,6 +244,22 @@ impl Shared {
     }
 }
 
+/// What the last process noted for its engines ended with it.
+async fn take_back_holds(cache: &Arc<Cache>) {
+    if let Err(fault) = blocking(cache, |cache| cache.set_holds(BY, &[])).await {
+        tracing::warn!(%fault, "cannot take back what engines of the last process held");
+    }
+}
+
+fn bind(cache: &Cache) -> Option<Server> {
+    let bound = Server::bind(cache);
+    bound
+        .inspect_err(|fault| {
+            tracing::error!(%fault, hint = fault.hint(), "owner.sock: `tidegate model` cannot ask this process");
+        })
+        .ok()
+}
+
 async fn blocking<T: Send + 'static>(
     cache: &Arc<Cache>,
     work: impl FnOnce(&Cache) -> Result<T, CacheFault> + Send + 'static,
@@ -300,6 +307,7 @@ impl<'a> Told<'a> {
     }
 
     fn take(&self, event: &Event) {
+        self.log(event);
         let now = Instant::now();
         let mut state = self.state.lock();
         let (tally, said, logged) = &mut *state;
@@ -312,9 +320,13 @@ impl<'a> Told<'a> {
             }
             if due(logged, LOG_EVERY) && tally.whole.bytes < tally.whole.total {
                 *logged = Some(now);
-                tracing::info!(model = %self.model, "{line}");
+                log_progress(&line);
             }
         }
+    }
+
+    /// What went wrong.
+    fn log(&self, event: &Event) {
         match event {
             Event::ChunkBad { file, chunk, .. } => {
                 tracing::warn!(model = %self.model, file, chunk, "the store sent wrong bytes");
@@ -325,6 +337,10 @@ impl<'a> Told<'a> {
             _ => {}
         }
     }
+}
+
+fn log_progress(line: &str) {
+    tracing::info!("{line}");
 }
 
 /// Keeps a model in the cache.

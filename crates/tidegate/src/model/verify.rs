@@ -36,7 +36,7 @@ pub(crate) fn verify(args: &Verify) -> anyhow::Result<ExitCode> {
     for model in &models {
         match one(&place, model, args.repair, json)? {
             Ok(true) => {}
-            Ok(false) => worst = worst.or(Some(ExitCode::from(exit::WRONG_CONTENT))),
+            Ok(false) => worst = worst.or_else(|| Some(ExitCode::from(exit::WRONG_CONTENT))),
             Err(ended @ Ended::Signal(_)) => return Ok(exit::report(&ended, json, KEPT)),
             // The others are looked at all the same.
             Err(ended) => worst = Some(exit::report(&ended, json, KEPT)),

@@ -44,7 +44,8 @@ struct Stand {
 
 impl Stand {
     fn new() -> Self {
-        let s3 = RealS3::start(S3Server::Versitygw, S3Options::default()).expect("versitygw is needed");
+        let s3 = RealS3::start(S3Server::Versitygw, S3Options::default())
+            .unwrap_or_else(|error| panic!("versitygw is needed: {error}"));
         let stand = Self { s3, folder: TempDir::new().unwrap(), installed: llamacpp() };
         let model = stand.path("model");
         fs::create_dir(&model).unwrap();
@@ -196,11 +197,9 @@ fn a_real_model_survives_a_cut_server_a_killed_process_and_flipped_bytes() {
     stand.cancelled();
     let resumed = stand.model("pull", &[MODEL], Some("cache"));
     assert!(resumed.status.success(), "{resumed:?}");
-    let all = events(&resumed);
-    let started = all.iter().find(|event| event["event"] == "file_started" && event["file"] == WEIGHTS).unwrap();
-    assert!(started["resumed_bytes"].as_u64().unwrap() >= CHUNK, "{started}");
     let size = fs::metadata(stand.path("origin")).unwrap().len();
-    assert!(last(&resumed)["fetched_bytes"].as_u64().unwrap() < size, "what was there was not fetched again");
+    let fetched = last(&resumed)["fetched_bytes"].as_u64().unwrap();
+    assert!(fetched <= size - CHUNK, "what was there was not fetched again: {fetched} of {size}");
     let [folder] = &stand.published("cache")[..] else { panic!("one model is published") };
     let file = folder.join("model.gguf");
     assert!(fs::read(&file).unwrap() == fs::read(stand.path("origin")).unwrap(), "byte for byte");
