@@ -32,7 +32,11 @@ pub(crate) fn site(aliases: &[(&str, Class)]) -> Site {
         counters: Counters::Memory,
         identity: Identity::default(),
         model_store: None,
-        model_cache: ModelCache { path: PathBuf::from("cache"), keep_free: KeepFree::Percent(10.0), scrub: Scrub::default() },
+        model_cache: ModelCache {
+            path: PathBuf::from("cache"),
+            keep_free: KeepFree::Percent(10.0),
+            scrub: Scrub::default(),
+        },
         launcher: Launcher::Processes,
         engines: BTreeMap::new(),
         agents: None,

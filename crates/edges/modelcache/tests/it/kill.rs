@@ -92,7 +92,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, counted: Option<&AtomicU64>) {
         if read == 0 || to.write_all(&buffer[..read]).is_err() {
             break;
         }
-        counted.into_iter().for_each(|counted| drop(counted.fetch_add(read as u64, Ordering::Relaxed)));
+        if let Some(counted) = counted {
+            counted.fetch_add(read as u64, Ordering::Relaxed);
+        }
     }
     drop(from.shutdown(std::net::Shutdown::Both));
     drop(to.shutdown(std::net::Shutdown::Both));

@@ -474,7 +474,7 @@ async fn processes_that_race_on_one_digest_with_the_real_fetch_read_each_byte_on
         let model = crate::model::Model::small(seed, 600_000);
         model.put(&crate::model::folder_store(&root.path().join("store"))).await;
         let start = || {
-            Command::new(std::env::current_exe().unwrap())
+            Command::new(crate::model::ITSELF)
                 .args(["--exact", "owner::child_that_pulls", "--nocapture"])
                 .env("TIDEGATE_PULL_ROOT", root.path())
                 .stdout(Stdio::piped())

@@ -128,6 +128,7 @@ fn record(kind: u8, rest: &[u8]) -> Result<Record, Unread> {
 }
 
 /// What the ledger's writer has to know of a record.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made; a box would be one more allocation")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Noted {
     /// A reservation's id. The rest of it matters only when its process has died.

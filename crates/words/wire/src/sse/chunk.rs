@@ -208,8 +208,12 @@ impl Look<'_> {
             let kind = self.cursor.kind()?;
             match (&self.text[key], kind) {
                 (b"stop_reason", Kind::String) => self.stop_reason()?,
-                (b"text" | b"thinking" | b"partial_json", Kind::String) => drop(self.hole_of_text()?),
-                _ => drop(self.cursor.skip()?),
+                (b"text" | b"thinking" | b"partial_json", Kind::String) => {
+                    self.hole_of_text()?;
+                }
+                _ => {
+                    self.cursor.skip()?;
+                }
             }
         }
         Ok(())
