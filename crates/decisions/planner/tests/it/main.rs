@@ -3,6 +3,7 @@
 
 mod fleet;
 mod placement;
+mod plan;
 mod site_of;
 mod strategy;
 mod timetable;
