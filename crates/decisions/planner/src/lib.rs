@@ -8,7 +8,9 @@
 //! ```
 
 pub mod desired;
+pub mod generation;
 pub mod hardware;
+pub mod instance;
 pub mod memory;
 pub mod need;
 pub mod outlook;

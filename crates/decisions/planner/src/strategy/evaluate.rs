@@ -14,7 +14,7 @@ pub struct Outcome {
     pub loads_at: Vec<Duration>,
     /// When each arrival is proven; zero for those before the hour.
     pub proven_at: Vec<Duration>,
-    /// The leavers that had to go for each arrival.
+    /// The leavers that have to be gone before each arrival loads, also those that are by then in this plan.
     pub displaced: Vec<Vec<usize>>,
     /// When each leaver begins to drain.
     pub drains_at: Vec<Duration>,
@@ -107,8 +107,10 @@ impl<'p> Play<'p> {
             if come.saturating_add(*bytes) > capacity {
                 return None;
             }
-            let (gone_at, displaced) = self.make_room(arrival, *resource, capacity.saturating_sub(come), at);
+            let room = capacity.saturating_sub(come);
+            let (gone_at, mut displaced) = self.make_room(arrival, *resource, room, at);
             loads_at = loads_at.max(gone_at);
+            displaced.extend(self.gone_before(arrival, *resource, room, at, &displaced));
             for leaver in displaced {
                 if !self.displaced[arrival].contains(&leaver) {
                     self.displaced[arrival].push(leaver);
@@ -148,6 +150,25 @@ impl<'p> Play<'p> {
             gone.push(*leaver);
         }
         (gone.iter().map(gone_at).max().unwrap_or(at), gone)
+    }
+
+    /// Leavers that are gone already, if the arrival could not load should they still be there.
+    fn gone_before(
+        &self,
+        arrival: usize,
+        resource: usize,
+        capacity: u64,
+        at: Duration,
+        displaced: &[usize],
+    ) -> Vec<usize> {
+        let new = &self.problem.arrivals[arrival];
+        let takes = |leaver: &usize| self.problem.leavers[*leaver].takes.get(&resource).copied();
+        let others = (0..self.drains_at.len()).filter(|leaver| takes(leaver).is_some() && !displaced.contains(leaver));
+        let (remaining, gone): (Vec<usize>, Vec<usize>) =
+            others.partition(|leaver| self.is_there(*leaver, resource, at));
+        let all: u64 = remaining.iter().chain(&gone).filter_map(takes).fold(0, u64::saturating_add);
+        let bytes = new.takes.get(&resource).copied().unwrap_or(0);
+        if new.shares && bytes.saturating_add(all) <= capacity { Vec::new() } else { gone }
     }
 
     /// Bytes of a resource that arrivals have which were started.

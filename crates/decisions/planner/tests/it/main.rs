@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod fleet;
+mod instance;
 mod placement;
 mod plan;
 mod site_of;
