@@ -17,6 +17,7 @@ pub mod outlook;
 pub mod placement;
 pub mod plan;
 pub mod strategy;
+pub mod switch;
 pub mod timetable;
 pub mod topology;
 

@@ -7,5 +7,6 @@ mod placement;
 mod plan;
 mod site_of;
 mod strategy;
+mod switch;
 mod timetable;
 mod zones;
