@@ -5,9 +5,12 @@
 //! Nodes, Deployments ─ hardware, need ───┴▶ placement: who is on which GPUs, in every shift
 //!                                          └▶ strategy, plan: what happens at the hour, and why
 //!                              outlook: all shifts of a site at once, and what is wrong with them
+//! plan ─▶ switch, instance: state machines that ask for the next steps         render: the plan for people
+//! demand ─▶ elastic: a replica more, or one less
 //! ```
 
 pub mod desired;
+pub mod elastic;
 pub mod generation;
 pub mod hardware;
 pub mod instance;
@@ -16,6 +19,7 @@ pub mod need;
 pub mod outlook;
 pub mod placement;
 pub mod plan;
+pub mod render;
 pub mod strategy;
 pub mod switch;
 pub mod timetable;

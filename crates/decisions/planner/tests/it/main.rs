@@ -1,10 +1,12 @@
 //! Tests of the planner through its public functions.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod elastic;
 mod fleet;
 mod instance;
 mod placement;
 mod plan;
+mod render;
 mod site_of;
 mod strategy;
 mod switch;

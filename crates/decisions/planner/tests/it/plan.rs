@@ -212,8 +212,7 @@ fn without_nodes_feasibility_is_unknown_and_said_so() {
             "---\nkind: Alias\nmetadata: {name: a}\nspec: {targets: [{deployment: a}]}\n".to_owned(),
         ]
         .concat()
-        .trim_start_matches("---\n")
-        .to_owned(),
+        .trim_start_matches("---\n"),
     );
     let said = check(&site, at(HOUR));
     assert_eq!((said.len(), said[0].weight), (1, Weight::Warning));
