@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod elastic;
+mod examples;
 mod fleet;
 mod instance;
 mod placement;

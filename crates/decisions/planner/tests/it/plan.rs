@@ -206,14 +206,9 @@ fn a_reservation_that_leaves_no_room_is_refused_with_who_would_have_to_go() {
 
 #[test]
 fn without_nodes_feasibility_is_unknown_and_said_so() {
-    let site = fleet(
-        &[
-            deployment("a", 4, ""),
-            "---\nkind: Alias\nmetadata: {name: a}\nspec: {targets: [{deployment: a}]}\n".to_owned(),
-        ]
-        .concat()
-        .trim_start_matches("---\n"),
-    );
+    let alias = "---\nkind: Alias\nmetadata: {name: a}\nspec: {targets: [{deployment: a}]}\n";
+    let documents = format!("{}{alias}", deployment("a", 4, ""));
+    let site = fleet(documents.trim_start_matches("---\n"));
     let said = check(&site, at(HOUR));
     assert_eq!((said.len(), said[0].weight), (1, Weight::Warning));
     assert!(said[0].message.starts_with("feasibility unknown"));

@@ -140,7 +140,7 @@ fn tick(problem: &Problem, starts: &[Option<u64>]) -> Option<u128> {
             let span = |l: &usize| in_units(problem.leavers[*l].drain);
             let gone = waits[a].iter().map(|l| drain[*l].unwrap_or(now) + span(l)).max().unwrap_or(now);
             for l in &waits[a] {
-                drain[*l] = drain[*l].or(Some(gone - span(l)));
+                drain[*l] = Some(drain[*l].unwrap_or_else(|| gone - span(l)));
             }
         }
         for a in 0..new {
