@@ -3,11 +3,14 @@
 use std::process::ExitCode;
 
 use crate::cli::Check;
-use crate::{EXIT_DOCUMENTS, load, terminal};
+use crate::{EXIT_DOCUMENTS, load, outlook, terminal};
 
 /// Checks and reports.
 pub(crate) fn check(args: &Check) -> anyhow::Result<ExitCode> {
-    let checked = load::documents(&args.documents)?;
+    let mut checked = load::documents(&args.documents)?;
+    // what is not right as it stands is not planned on
+    let (wrong, notices) = checked.site.as_ref().map(outlook::diagnostics).unwrap_or_default();
+    checked.diagnostics.extend(wrong);
     let errors = checked.errors();
     if args.json {
         let answer = serde_json::json!({"ok": errors == 0, "errors": errors, "diagnostics": checked.diagnostics});
@@ -16,8 +19,9 @@ pub(crate) fn check(args: &Check) -> anyhow::Result<ExitCode> {
         for diagnostic in &checked.diagnostics {
             terminal::note(&diagnostic.render());
         }
+        notices.iter().for_each(|notice| terminal::note(&format!("note: {notice}")));
         match &checked.site {
-            Some(site) => terminal::answer(&format!(
+            Some(site) if errors == 0 => terminal::answer(&format!(
                 "{}: {} models, {} deployments, {} aliases, {} teams; shifts: {}",
                 site.name,
                 site.models.len(),
@@ -26,7 +30,7 @@ pub(crate) fn check(args: &Check) -> anyhow::Result<ExitCode> {
                 site.teams.len(),
                 site.shifts().iter().map(|shift| shift.as_str()).collect::<Vec<_>>().join(", "),
             )),
-            None => terminal::note(&format!("{errors} error(s); nothing of these documents would be taken")),
+            Some(_) | None => terminal::note(&format!("{errors} error(s); nothing of these documents would be taken")),
         }
     }
     Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DOCUMENTS) })

@@ -32,6 +32,12 @@ pub(crate) enum Command {
     /// Reloads when a file changes or on SIGHUP; a bad document leaves the old state in force. SIGTERM or Ctrl-C lets
     /// what runs finish (Site.spec.gateway.drain), then stops engines that were started here.
     Up(Up),
+    /// What will happen at the next switch, and why.
+    ///
+    /// Exit code 64 when the documents are wrong, a shift does not fit or a gap is longer than is allowed.
+    Plan(PlanArgs),
+    /// Which shifts start when, and what is loaded in them.
+    Shifts(ShiftsArgs),
     /// Models between the object store and this machine: push, pull, verify, ls, pin, unpin, gc, du.
     Model(Model),
     /// Make, list, rotate and revoke API keys.
@@ -50,6 +56,44 @@ pub(crate) struct Check {
     /// Directory or file of documents.
     pub(crate) documents: PathBuf,
     /// Diagnostics as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `tidegate plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// Directory or file of documents.
+    pub(crate) documents: PathBuf,
+    /// Plan a switch at once to this shift, instead of the next one of the Schedules.
+    #[arg(long, value_name = "SHIFT")]
+    pub(crate) to: Option<String>,
+    /// As seen at this instant or civil time in the site's zone; default: now.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) at: Option<String>,
+    /// Write the timeline as a picture, too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Columns of the timeline.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(usize))]
+    pub(crate) width: usize,
+    /// The plan as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `tidegate shifts`.
+#[derive(Debug, Args)]
+pub(crate) struct ShiftsArgs {
+    /// Directory or file of documents.
+    pub(crate) documents: PathBuf,
+    /// From this instant or civil time in the site's zone on; default: now.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) at: Option<String>,
+    /// So many days ahead.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=400))]
+    pub(crate) days: u16,
+    /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }

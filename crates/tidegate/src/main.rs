@@ -9,6 +9,7 @@ mod fleet_metrics;
 mod known;
 mod load;
 mod model;
+mod outlook;
 mod rebuild;
 mod reload;
 mod state;
@@ -39,6 +40,8 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::check(&args),
         Command::Up(args) => up::up(&args),
+        Command::Plan(args) => outlook::plan(&args),
+        Command::Shifts(args) => outlook::shifts(&args),
         Command::Model(args) => model::model(&args),
         Command::Key(args) => verbs::key(&args),
         Command::Usage(args) => verbs::usage(&args),

@@ -8,5 +8,6 @@ mod keys;
 mod life;
 mod model;
 mod model_served;
+mod plan;
 mod reload;
 mod tls;
