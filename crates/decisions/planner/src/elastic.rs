@@ -43,6 +43,8 @@ pub enum Change {
     Grow {
         /// Who grows.
         deployment: DeploymentName,
+        /// Why.
+        why: Why,
         /// The tensor-parallel size of the new replica.
         tp: u32,
         /// Its GPUs.
@@ -63,15 +65,24 @@ pub enum Change {
     },
 }
 
+/// Why a deployment grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Demand on it holds.
+    Demand,
+    /// It has less than it gets when there is room, and there is.
+    Room,
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Grow { deployment, tp, node, gpus, drains, count: (before, after) } => {
-                write!(
-                    f,
-                    "demand on {deployment} holds: + TP{tp} on {node} {} ({before} -> {after} GPUs)",
-                    ranges(gpus)
-                )?;
+            Self::Grow { deployment, why, tp, node, gpus, drains, count: (before, after) } => {
+                let why = match why {
+                    Why::Demand => "demand on",
+                    Why::Room => "room for",
+                };
+                write!(f, "{why} {deployment}: + TP{tp} on {node} {} ({before} -> {after} GPUs)", ranges(gpus))?;
                 if !drains.is_empty() {
                     let names: Vec<String> = drains.iter().map(ToString::to_string).collect();
                     write!(f, ", drains {}", names.join(", "))?;
@@ -114,8 +125,14 @@ pub fn decide(fleet: Fleet<'_>, is_switching: bool, now: Timestamp) -> Option<Ch
         held(fleet.loads.get(&need.name).and_then(|load| load.demand_since), now)
             .is_some_and(|since| since >= DEMAND_HOLDS)
     });
-    let mut grown = demands.filter_map(|need| grow(fleet, need));
+    let mut grown = demands.filter_map(|need| grow(fleet, need, Why::Demand));
     if let Some(change) = grown.next() {
+        return Some(change);
+    }
+    let has_less = |need: &&&Need| need.gpus.is_some_and(|gpus| has(fleet, &need.name) < gpus.preferred);
+    let is_idle = |need: &&&Need| fleet.loads.get(&need.name).is_some_and(|load| load.idle_since.is_some());
+    let wishes = order.iter().filter(rested).filter(|need| has_less(need) && !is_idle(need));
+    if let Some(change) = wishes.filter_map(|need| grow(fleet, need, Why::Room)).next() {
         return Some(change);
     }
     let idle = order.iter().rev().filter(rested).filter(|need| {
@@ -142,23 +159,32 @@ fn has(fleet: Fleet<'_>, name: &DeploymentName) -> u32 {
 
 /// The largest TP that passed and for which a block can be had, from the fewest and least important replicas, lowest
 /// index.
-fn grow(fleet: Fleet<'_>, need: &Need) -> Option<Change> {
+fn grow(fleet: Fleet<'_>, need: &Need, why: Why) -> Option<Change> {
     let before = has(fleet, &need.name);
-    let room = need.gpus.and_then(|gpus| gpus.max).map_or(u32::MAX, |max| max.saturating_sub(before));
+    let most = need.gpus.and_then(|gpus| match why {
+        Why::Demand => gpus.max,
+        Why::Room => Some(gpus.preferred),
+    });
+    let room = most.map_or(u32::MAX, |most| most.saturating_sub(before));
     // a size that the profile did not pass is never taken, not even its own
     let sizes = need.passed.keys().rev().copied().filter(|tp| *tp <= need.tp && *tp <= room);
     sizes.into_iter().find_map(|tp| {
-        let (node, block, drains) = block(fleet, need, tp)?;
+        let (node, block, drains) = block(fleet, need, tp, why)?;
         let count = (before, before + tp);
-        Some(Change::Grow { deployment: need.name.clone(), tp, node, gpus: block.gpus, drains, count })
+        Some(Change::Grow { deployment: need.name.clone(), why, tp, node, gpus: block.gpus, drains, count })
     })
 }
 
-fn block(fleet: Fleet<'_>, need: &Need, tp: u32) -> Option<(Arc<str>, Block, Vec<ReplicaKey>)> {
+fn block(fleet: Fleet<'_>, need: &Need, tp: u32, why: Why) -> Option<(Arc<str>, Block, Vec<ReplicaKey>)> {
     let mut best: Option<(Rank, Arc<str>, Block, Vec<ReplicaKey>)> = None;
     for (name, node) in &fleet.hardware.nodes {
         for block in Lattice::of(node).blocks(tp) {
             let Some(drains) = drains(fleet, need, name, block) else { continue };
+            // without demand nobody goes, and what is kept free stays free
+            let kept = node.kept_free();
+            if why == Why::Room && (!drains.is_empty() || block.gpus.iter().any(|gpu| kept.contains(gpu))) {
+                continue;
+            }
             let priority = |key: &ReplicaKey| fleet.needs.get(&key.deployment).map_or(0, |need| need.priority);
             let rank = (drains.len(), drains.iter().map(priority).max());
             if best.as_ref().is_none_or(|(least, ..)| rank < *least) {

@@ -65,10 +65,7 @@ fn golden_27_demand_takes_two_gpus_from_replicas_above_their_minimum() {
     let Change::Grow { deployment, tp, gpus, drains, count, .. } = &change else { panic!("{change}") };
     assert_eq!((deployment.as_str(), *tp, gpus.as_slice(), *count), ("llama-70b", 2, [4, 5].as_slice(), (4, 6)));
     assert_eq!(drains.iter().map(ToString::to_string).collect::<Vec<_>>(), ["llama-8b/0", "llama-8b/1"]);
-    assert_eq!(
-        change.to_string(),
-        "demand on llama-70b holds: + TP2 on n 4-5 (4 -> 6 GPUs), drains llama-8b/0, llama-8b/1"
-    );
+    assert_eq!(change.to_string(), "demand on llama-70b: + TP2 on n 4-5 (4 -> 6 GPUs), drains llama-8b/0, llama-8b/1");
     let mut alone = golden_27("{\"4\": 16, \"2\": 6}");
     alone.needs.get_mut("llama-70b").unwrap().passed.remove(&2);
     assert_eq!(ask(&alone), None, "only if the profile passed TP2");
@@ -99,6 +96,18 @@ fn growth_waits_for_demand_that_holds_for_its_cool_down_and_for_the_end_of_a_swi
     load.changed_at = None;
     load.demand_since = Some(now() - SignedDuration::from_secs(179));
     assert_eq!(of(&stand, false), None);
+}
+
+#[test]
+fn what_has_less_than_it_prefers_gets_more_when_there_is_room_and_takes_nothing_from_anybody() {
+    let mut stand = golden_27("{\"4\": 16, \"2\": 6}");
+    stand.loads.get_mut("llama-70b").unwrap().demand_since = None;
+    let need = stand.needs.get_mut("llama-8b").unwrap();
+    need.passed.insert(1, 8);
+    need.gpus.as_mut().unwrap().preferred = 4;
+    assert_eq!(ask(&stand), None, "no GPU is free");
+    stand.loads.remove("embed");
+    assert_eq!(ask(&stand).unwrap().to_string(), "room for llama-8b: + TP1 on n 7 (3 -> 4 GPUs)");
 }
 
 #[test]
