@@ -36,6 +36,8 @@ use crate::progress::{Event, Meter, Place, Sink};
 use crate::publish;
 use crate::remote::Remote;
 
+/// Readers for each core: while one hashes, others wait for the disk, which is at its best with several reads at once.
+const READERS_PER_CORE: usize = 4;
 /// Most readers at once.
 pub const READERS_MAX: usize = 32;
 
@@ -63,7 +65,8 @@ pub struct VerifyOptions {
 impl Default for VerifyOptions {
     fn default() -> Self {
         // twice the cores: while one reader hashes, another waits for the disk
-        let readers = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+        let readers = READERS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
+        let readers = readers.min(READERS_MAX);
         Self { depth: Depth::default(), rate_max: None, readers, disk_io: DiskIo::default() }
     }
 }
