@@ -64,7 +64,6 @@ pub struct VerifyOptions {
 
 impl Default for VerifyOptions {
     fn default() -> Self {
-        // twice the cores: while one reader hashes, another waits for the disk
         let readers = READERS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
         let readers = readers.min(READERS_MAX);
         Self { depth: Depth::default(), rate_max: None, readers, disk_io: DiskIo::default() }
