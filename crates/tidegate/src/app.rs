@@ -19,6 +19,7 @@ use tidegate_config::Site;
 use tidegate_config::site::{Counters, SecretRef, Tls};
 use tidegate_controller::{Backends, Fleet, FleetSettings, ModelFolders};
 use tidegate_core::{ModelName, ShiftName, Unix};
+use tidegate_engine::launch::{DRIVER_FOLDER, GpuDriver};
 use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::catalogue::{Catalogue, Parts};
 use tidegate_gateway::metrics::Metrics;
@@ -246,7 +247,13 @@ fn fleet_settings(state: &Path, cores: usize, models: Option<&Arc<Models>>) -> a
         minder: vec![own.into_os_string(), OsString::from(MINDER)],
         read_secret: Box::new(|from| load::secret_text(from).map_err(|error| format!("{error:#}"))),
         models: models.map(|models| Arc::<Models>::clone(models) as Arc<dyn ModelFolders>),
+        driver: GpuDriver::read(&driver_folder()),
     })
+}
+
+/// Where the GPU driver tells of itself: in a container that may be another place than on the machine.
+fn driver_folder() -> PathBuf {
+    std::env::var_os("TIDEGATE_DRIVER_FOLDER").map_or_else(|| PathBuf::from(DRIVER_FOLDER), PathBuf::from)
 }
 
 /// The pepper that the documents name, else the state folder's own.

@@ -12,6 +12,7 @@
 
 mod boot_log;
 mod command;
+mod driver;
 mod exit;
 pub mod minder;
 mod port;
@@ -20,6 +21,7 @@ mod tree;
 
 pub use boot_log::{BOOT_LOG_MAX, CAUSE_MAX, Phase, boot_log, root_cause};
 pub use command::{CommandLine, EngineSpec, model_file};
+pub use driver::{DRIVER_FOLDER, GpuDriver};
 pub use exit::Exit;
 pub use port::lowest_free;
 pub use process::{INSTANCE_VARIABLE, LaunchError, Process, log_tail};

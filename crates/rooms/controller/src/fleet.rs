@@ -14,7 +14,7 @@ use tidegate_config::site::SecretRef;
 use tidegate_core::{DeploymentName, ReplicaId};
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Endpoint, PoolSettings, tls};
-use tidegate_engine::launch::lowest_free;
+use tidegate_engine::launch::{GpuDriver, lowest_free};
 use tidegate_routing::{Replica, ReplicaState};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -40,6 +40,8 @@ pub struct FleetSettings {
     pub read_secret: Box<ReadSecret>,
     /// Has models of the store here; `None` when there was no store at the start.
     pub models: Option<Arc<dyn ModelFolders>>,
+    /// The GPUs here and their driver. Compiled code is kept only where they are known.
+    pub driver: Option<GpuDriver>,
 }
 
 impl std::fmt::Debug for FleetSettings {

@@ -10,11 +10,12 @@
 //! A replica that both the old and the new documents want, in the same way, stays as it is over a reload. The timetable
 //! and GPU placement will decide what is wanted; supervision stays what it is.
 
+mod compiled;
 mod fleet;
 mod folders;
 mod member;
 mod supervise;
 
 pub use fleet::{Backends, Fleet, FleetSettings, ReadSecret, ReplicaStatus};
-pub use folders::{ModelFolder, ModelFolders};
+pub use folders::{CompiledFor, ModelFolder, ModelFolders};
 pub use member::MemberError;

@@ -16,6 +16,7 @@ use tidegate_routing::ReplicaState;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::compiled::{Compiled, Found};
 use crate::fleet::{FleetSettings, ReplicaStatus};
 use crate::folders::{ModelFolder, ModelFolders};
 use crate::member::{Launch, Member, MemberError, Source, model_path};
@@ -59,6 +60,7 @@ struct Start {
     dialect: Dialect,
     port: u16,
     model: Model,
+    compiled: Option<Compiled>,
     log: PathBuf,
 }
 
@@ -95,8 +97,16 @@ impl Start {
         }
     }
 
+    /// What the engine compiles, if that is kept: only of a model whose digest is known.
+    fn compiled(&self) -> Option<(&Compiled, &dyn ModelFolders)> {
+        match &self.model {
+            Model::Stored { folders, .. } => Some((self.compiled.as_ref()?, &**folders)),
+            Model::Here(_) => None,
+        }
+    }
+
     fn command(&self, model: &Path) -> CommandLine {
-        CommandLine::render(&EngineSpec {
+        let mut command = CommandLine::render(&EngineSpec {
             dialect: self.dialect,
             engine: self.launch.engine.as_ref(),
             deployment: &self.launch.deployment,
@@ -104,7 +114,11 @@ impl Start {
             host: "127.0.0.1",
             port: self.port,
             gpu_memory_bytes: None,
-        })
+        });
+        if let Some((compiled, _)) = self.compiled() {
+            compiled.tell(&mut command.env);
+        }
+        command
     }
 }
 
@@ -130,7 +144,9 @@ fn start(settings: &FleetSettings, member: &Member, launch: &Launch, port: u16) 
     };
     let instance = member.id.as_str().replace('/', "-");
     let log = settings.folder.join(format!("{instance}.log"));
+    let compiled = Compiled::new(settings, member, launch, &instance);
     Ok(Start {
+        compiled,
         minder: settings.minder.clone(),
         instance,
         launch: launch.clone(),
@@ -244,13 +260,17 @@ async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: 
         () = stop_asked(stopping) => return,
     };
     // The folder is held until the engine has ended.
-    let (model, _folder) = match model {
+    let (model, folder) = match model {
         Ok(model) => model,
         Err(why) => {
             replica.say(Some(why));
             replica.looked.send_replace(true);
             return;
         }
+    };
+    let found = tokio::select! {
+        found = lay_out(start, folder.as_ref()) => found,
+        () = stop_asked(stopping) => return,
     };
     let mut process = match Process::start(&start.minder, &start.instance, &start.command(&model), &start.log) {
         Ok(process) => process,
@@ -263,7 +283,7 @@ async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: 
     let log_from = process.log_start();
     replica.note("engine started");
     tokio::select! {
-        () = watch_forever(replica, probe) => {}
+        () = watch_ours(replica, probe, start, folder.as_ref(), found) => {}
         exit = process.exited() => replica.lost(ended(&exit, start, log_from)),
         () = stop_asked(stopping) => {
             drain(replica).await;
@@ -272,6 +292,33 @@ async fn run_ours(replica: &Supervised, probe: &Probe, start: &Start, stopping: 
             replica.note("engine ended");
         }
     }
+}
+
+/// Has what an earlier load compiled where the engine looks for it.
+async fn lay_out(start: &Start, folder: Option<&ModelFolder>) -> Option<Found> {
+    let ((compiled, folders), folder) = (start.compiled()?, folder?);
+    Some(compiled.lay_out(folders, &folder.path).await)
+}
+
+/// As [`watch_forever`]; what the engine compiled in this load is kept once it serves.
+async fn watch_ours(
+    replica: &Supervised,
+    probe: &Probe,
+    start: &Start,
+    folder: Option<&ModelFolder>,
+    found: Option<Found>,
+) {
+    prove(replica, probe).await;
+    let keep = async {
+        if let (Some(Found::Miss), Some((compiled, folders)), Some(folder)) = (found, start.compiled(), folder) {
+            compiled.keep(folders, &folder.path).await;
+        }
+    };
+    let watch = async {
+        watch_serving(replica, probe.dialect).await;
+        watch_forever(replica, probe).await;
+    };
+    tokio::join!(keep, watch);
 }
 
 /// The reason of an end, from the log of this boot: the first exception, not the last line.

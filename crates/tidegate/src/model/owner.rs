@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidegate_config::Site;
 use tidegate_config::site::{ModelSource, Scrub};
-use tidegate_controller::{ModelFolder, ModelFolders};
+use tidegate_controller::{CompiledFor, ModelFolder, ModelFolders};
 use tidegate_core::Sha256Digest;
+use tidegate_modelcache::artifact::{self, ArtifactKey, LaidOut};
 use tidegate_modelcache::cache::{Cache, CacheOptions, ListedState};
 use tidegate_modelcache::evict::Hold;
 use tidegate_modelcache::fetch::FetchOptions;
@@ -357,6 +358,30 @@ impl Drop for Held {
     }
 }
 
+impl Models {
+    /// The cache, and the key of what an engine compiles for a model that is published in it.
+    async fn compiled(&self, model: &Path, of: &CompiledFor) -> Result<(Arc<Keeper>, ArtifactKey), String> {
+        let published = model.file_name().and_then(|name| Layout::published_digest(name.to_str()?));
+        let model = published.ok_or("not a folder of the model cache")?;
+        let keeper = self.shared.owned(&|_| ()).await.ok_or("the process ends")?;
+        let CompiledFor { engine, engine_version, driver, gpu, tensor_parallel, flags } = of;
+        let key = ArtifactKey {
+            model,
+            engine: (*engine).to_owned(),
+            engine_version: engine_version.to_string(),
+            driver: driver.to_string(),
+            gpu: gpu.to_string(),
+            tensor_parallel: *tensor_parallel,
+            flags: flags.clone(),
+        };
+        Ok((keeper, key))
+    }
+}
+
+fn said(fault: CacheFault) -> String {
+    format!("{fault} ({}); {}", fault.code(), fault.hint())
+}
+
 #[async_trait]
 impl ModelFolders for Models {
     async fn folder(
@@ -380,6 +405,21 @@ impl ModelFolders for Models {
         }
         let held = Held { shared: Arc::clone(shared), keeper, digest: done.digest };
         Ok(ModelFolder { path: PathBuf::from(done.path), hold: Box::new(held) })
+    }
+
+    async fn lay_out_compiled(&self, model: &Path, of: &CompiledFor, target: &Path) -> Result<bool, String> {
+        let (keeper, key) = self.compiled(model, of).await?;
+        let remote = keeper.open().ok();
+        let found = artifact::lay_out(&keeper.cache, remote.as_ref(), &key, target).await.map_err(said)?;
+        Ok(found != LaidOut::Miss)
+    }
+
+    async fn keep_compiled(&self, model: &Path, of: &CompiledFor, from: &Path) -> Result<(), String> {
+        let (keeper, key) = self.compiled(model, of).await?;
+        let remote = keeper.open().ok();
+        let kept = artifact::keep(&keeper.cache, remote.as_ref(), &key, from).await.map_err(said)?;
+        tracing::info!(files = kept.files, bytes = kept.bytes, left_out = kept.left_out, "compile cache saved");
+        Ok(())
     }
 }
 

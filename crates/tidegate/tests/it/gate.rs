@@ -209,6 +209,8 @@ fn spawn(folder: &Path) -> Child {
         .arg(folder.join("site"))
         .arg("--state")
         .arg(folder.join("state"))
+        // There is a driver where a test has made one.
+        .env("TIDEGATE_DRIVER_FOLDER", folder.join("site/driver"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)

@@ -77,6 +77,20 @@ impl CommandLine {
     }
 }
 
+impl Dialect {
+    /// Variables that say where the engine keeps what it compiles, and the folder below that place for each.
+    #[must_use]
+    pub const fn compile_cache_env(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            // torch.compile's artifacts are below the first; Inductor and Triton have places of their own.
+            Self::Vllm => {
+                &[("VLLM_CACHE_ROOT", "vllm"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")]
+            }
+            Self::LlamaCpp => &[],
+        }
+    }
+}
+
 /// No network at run time, and no usage reports to the engine's makers.
 const VLLM_ENV: [(&str, &str); 4] =
     [("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"), ("DO_NOT_TRACK", "1")];

@@ -40,7 +40,12 @@ fn on_tmpfs(child: &str, tmpfs: &str, after: &str) -> bool {
     let script = format!(
         "mount -t tmpfs -o {tmpfs} none \"$0/cache\"; {after}; exec \"$1\" --exact room::{child} --nocapture --test-threads=1"
     );
-    let output = unshare(&script).arg(root.path()).arg(crate::model::ITSELF).env(ROOT, root.path()).output().unwrap();
+    let output = unshare(&script)
+        .arg(root.path())
+        .arg(std::env::current_exe().unwrap())
+        .env(ROOT, root.path())
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed") && text.contains("was shown"), "{text}");
     true
