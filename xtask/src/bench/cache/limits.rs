@@ -14,7 +14,7 @@ use crate::workspace;
 
 /// Written and read to learn the disk's rate, in MiB, by each of [`WRITERS`].
 const DISK_MIB: u64 = 256;
-const WRITERS: usize = 4;
+const WRITERS: usize = 8;
 /// Sent over loopback, in MiB.
 const LOOPBACK_MIB: u64 = 4096;
 /// Each figure is the best of so many: a limit is what the machine can do.
@@ -42,7 +42,7 @@ impl Limits {
 
     pub(super) fn figures(&self) -> [Figure<Client>; 4] {
         [
-            Figure::own("limit: direct write to the disk, 4 MiB blocks, 4 at once", "MB/s", self.disk_write),
+            Figure::own("limit: direct write to the disk, 4 MiB blocks, 8 at once", "MB/s", self.disk_write),
             Figure::own("limit: direct read from the disk, the same", "MB/s", self.disk_read),
             Figure::own("limit: loopback, one connection", "MB/s", self.loopback),
             Figure::own("limit: SHA-256 by openssl on all cores", "MB/s", self.hash),
