@@ -5,9 +5,9 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::endpoint::Endpoint;
+use crate::form::{AnswerForms, Holes, MetAnswer};
 use crate::json::write_str;
 use crate::sse::chunk::{self, Seen, What};
-use crate::sse::form::{AnswerForms, Holes, MetAnswer};
 use crate::usage::{Report, Usage};
 
 /// Longest engine id that is kept, in bytes.

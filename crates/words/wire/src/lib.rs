@@ -13,6 +13,7 @@
 pub mod answer;
 pub mod endpoint;
 pub mod error;
+mod form;
 pub mod fuzz;
 pub mod json;
 pub mod messages;

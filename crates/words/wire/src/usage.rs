@@ -1,8 +1,8 @@
 //! Token counts as engines report them.
 
+use crate::form::Holes;
 use crate::json::lax::{Cursor, Malformed};
 use crate::json::{Kind, Value};
-use crate::sse::form::Holes;
 
 /// Tokens of one request, as the engine counted them. An explicit zero is a count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use crate::json::lax::{Cursor, Malformed};
 use crate::json::text::unescape;
 use crate::usage::Report;
 
-use super::form::Holes;
+use crate::form::Holes;
 
 /// Most places in one event that may need a change; engines write each member once.
 const PLACES_MAX: usize = 4;

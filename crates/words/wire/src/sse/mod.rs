@@ -6,7 +6,6 @@
 //! a broken answer look like a whole one.
 
 pub(crate) mod chunk;
-pub(crate) mod form;
 pub(crate) mod frame;
 
 use std::fmt;
@@ -21,10 +20,10 @@ pub use crate::endpoint::Flavour;
 pub use crate::request::UsageAsked;
 pub use crate::usage::Usage;
 
+use crate::form::{Becomes, Forms, Holes, Met};
 use crate::json::write_str;
 use crate::usage::Report;
 use chunk::{Seen, What};
-use form::{Becomes, Forms, Holes, Met};
 use frame::{Data, Framer, MARK};
 
 /// Longest event, its empty line included.
@@ -101,7 +100,7 @@ pub struct Stream {
     carry: BytesMut,
     framer: Framer,
     report: Report,
-    forms: Forms,
+    pub(crate) forms: Forms,
     engine_id: Option<Box<str>>,
     content: u64,
     progress: u64,
