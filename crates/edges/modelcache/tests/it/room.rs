@@ -21,19 +21,18 @@ const ROOT: &str = "TIDEGATE_ROOM_ROOT";
 const MIB: u64 = 1 << 20;
 
 /// Runs test `child` of this module with a tmpfs of these options at the cache's place. `after` is done with it, as the
-/// file system's owner, before the test: `mount -o remount,ro` and the like. `false` where the system allows no
-/// namespaces to its users.
-#[expect(clippy::print_stdout, reason = "says what could not be shown here")]
-fn on_tmpfs(child: &str, tmpfs: &str, after: &str) -> bool {
+/// file system's owner, before the test: `mount -o remount,ro` and the like.
+fn on_tmpfs(child: &str, tmpfs: &str, after: &str) {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user", "--mount", "sh", "-ec", script]);
         command
     };
-    if !unshare("true").status().is_ok_and(|status| status.success()) {
-        println!("not shown: `unshare --user --mount` is not allowed here (sysctl kernel.unprivileged_userns_clone)");
-        return false;
-    }
+    // A disk that cannot be made shows nothing: that is a failure, not a pass.
+    assert!(
+        unshare("true").status().is_ok_and(|status| status.success()),
+        "`unshare --user --mount` is needed and not allowed here (sysctl kernel.unprivileged_userns_clone)"
+    );
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("cache")).unwrap();
     std::fs::create_dir(root.path().join("store")).unwrap();
@@ -48,7 +47,6 @@ fn on_tmpfs(child: &str, tmpfs: &str, after: &str) -> bool {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed") && text.contains("was shown"), "{text}");
-    true
 }
 
 /// The folder of the child, with the store in `store` and the tmpfs at `cache`; `None` when this is not the child.
