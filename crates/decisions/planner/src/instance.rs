@@ -1,8 +1,8 @@
 //! The life of one replica.
 //!
 //! ```text
-//! Absent ─▶ Fetching ─▶ Verified ─▶ Loading ─▶ Warming ─▶ Serving ─▶ Draining ─┬─▶ Stopping ─▶ Proving ─▶ Stopped
-//!    ▲         │                       │          ▲ │        │                 └─▶ Asleep ─▶ (wake) Warming
+//! Absent ─▶ Fetching ─▶ Verified ─▶ Loading ─▶ Warming ─▶ Serving ─▶ Draining ─┬─▶ (Drained) ─▶ Stopping ─▶ Proving ─▶ Stopped
+//!    ▲         │                       │          ▲ │        │                 └─▶ (Drained) ─▶ Asleep ─▶ (wake) Warming
 //!    │         │                       └──────────┼─┴────────┴─ fault ─▶ Stopping ─▶ Proving ─▶ Failed
 //!    └─────────┴─────────── retry, at most 3 ◀────┘                                     └─▶ Quarantined
 //! ```
@@ -19,6 +19,8 @@ use crate::generation::{Generation, Stamped};
 
 /// Waits before the second, third and further attempts of a start.
 pub const RETRY_AFTER: [Duration; 3] = [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
+/// Wait before an engine that was proven and broke is started again: the first attempt of those that follow.
+pub const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// Attempts of a start in all; then none until somebody changes something.
 pub const ATTEMPTS_MAX: u32 = 3;
 /// From the polite signal to the other one.
@@ -76,6 +78,8 @@ pub enum State {
         /// What comes then.
         then: Then,
     },
+    /// Nothing is in flight on it; it stays warm until somebody says what comes.
+    Drained,
     /// It goes to sleep.
     FallingAsleep {
         /// 1 or 2.
@@ -125,6 +129,8 @@ pub enum State {
 /// What follows a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Then {
+    /// It stays warm: its successor is still being watched.
+    Wait,
     /// It is stopped.
     Stop,
     /// It sleeps.
@@ -249,6 +255,7 @@ impl State {
             | Self::Warming { .. }
             | Self::Serving
             | Self::Draining { .. }
+            | Self::Drained
             | Self::FallingAsleep { .. }
             | Self::Asleep { .. }
             | Self::Stopping { .. }
@@ -294,7 +301,7 @@ impl Instance {
             Event::Fault(fault) => self.fault(fault, now, out),
             Event::Drain(then) => self.drain(then, now, out),
             Event::Keep => {
-                if matches!(self.state, State::Draining { .. }) {
+                if matches!(self.state, State::Draining { .. } | State::Drained) {
                     self.state = State::Serving;
                     out.push(Effect::Undrain);
                 }
@@ -347,15 +354,26 @@ impl Instance {
     }
 
     fn drain(&mut self, then: Then, now: Timestamp, out: &mut Vec<Effect>) {
-        if self.state == State::Serving {
-            self.state = State::Draining { deadline: after(now, self.clocks.drain), then };
-            out.push(Effect::Drain);
+        match self.state {
+            State::Serving => {
+                self.state = State::Draining { deadline: after(now, self.clocks.drain), then };
+                out.push(Effect::Drain);
+            }
+            State::Draining { deadline, then: _ } => self.state = State::Draining { deadline, then },
+            State::Drained => self.end_drain(then, now, out),
+            _ => {}
         }
     }
 
     fn drained(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
-        let State::Draining { deadline: _, then } = self.state else { return };
+        if let State::Draining { deadline: _, then } = self.state {
+            self.end_drain(then, now, out);
+        }
+    }
+
+    fn end_drain(&mut self, then: Then, now: Timestamp, out: &mut Vec<Effect>) {
         match then {
+            Then::Wait => self.state = State::Drained,
             Then::Stop => self.stop(End::Unwanted, now, out),
             Then::Sleep { level } => {
                 self.state = State::FallingAsleep { level, deadline: after(now, PROOF_WITHIN) };
@@ -384,7 +402,12 @@ impl Instance {
                 return self.fail(fault, attempt, now, out);
             }
             State::Loading { attempt, .. } | State::Warming { attempt, .. } => *attempt,
-            State::Serving | State::Draining { .. } | State::FallingAsleep { .. } | State::Asleep { .. } => 1,
+            // it has been proven: the first start after that is at once
+            State::Serving
+            | State::Draining { .. }
+            | State::Drained
+            | State::FallingAsleep { .. }
+            | State::Asleep { .. } => 0,
             State::Absent
             | State::Verified { .. }
             | State::Stopping { .. }
@@ -401,8 +424,9 @@ impl Instance {
 
     fn fail(&mut self, fault: Arc<str>, attempt: u32, now: Timestamp, out: &mut Vec<Effect>) {
         out.push(Effect::Alarm(Arc::clone(&fault)));
-        let wait = RETRY_AFTER.get(attempt.saturating_sub(1) as usize).filter(|_| attempt < ATTEMPTS_MAX);
-        let retry_at = wait.map(|wait| after(now, *wait));
+        let waits = [RESTART_AFTER].into_iter().chain(RETRY_AFTER);
+        let wait = waits.take(ATTEMPTS_MAX as usize).nth(attempt as usize);
+        let retry_at = wait.map(|wait| after(now, wait));
         self.state = State::Failed { at: now, fault, attempt, retry_at };
     }
 
@@ -414,11 +438,12 @@ impl Instance {
             | State::Warming { .. }
             | State::Serving
             | State::Draining { .. }
+            | State::Drained
             | State::FallingAsleep { .. }
             | State::Asleep { .. }) => {
                 let attempt = match &state {
                     State::Loading { attempt, .. } | State::Warming { attempt, .. } => *attempt,
-                    _ => 1,
+                    _ => 0,
                 };
                 self.prove(End::Fault { fault: Arc::from("exited"), attempt }, now, out);
             }
@@ -458,7 +483,11 @@ impl Instance {
         self.is_wanted = false;
         match &self.state {
             State::Serving => self.drain(Then::Stop, now, out),
-            State::Loading { .. } | State::Warming { .. } | State::FallingAsleep { .. } | State::Asleep { .. } => {
+            State::Loading { .. }
+            | State::Warming { .. }
+            | State::Drained
+            | State::FallingAsleep { .. }
+            | State::Asleep { .. } => {
                 self.stop(End::Unwanted, now, out);
             }
             State::Draining { deadline, then: _ } => {
