@@ -14,7 +14,7 @@ use tidegate_core::{DeploymentName, ShiftName};
 use crate::desired::{Override, desired, set_of};
 use crate::hardware::Hardware;
 use crate::need::Need;
-use crate::placement::{Placement, ReplicaKey, Request, Seat, Seats, Situation, place};
+use crate::placement::{Misfit, Placement, ReplicaKey, Request, Seat, Seats, Situation, place};
 use crate::plan::{Ask, Known, Plan, Rules, Side};
 use crate::timetable::Timetable;
 
@@ -70,6 +70,26 @@ impl<'s> Outlook<'s> {
         self.placement.seats.get(index)
     }
 
+    /// What each deployment needs.
+    #[must_use]
+    pub const fn needs(&self) -> &BTreeMap<DeploymentName, Need> {
+        &self.needs
+    }
+
+    /// Deployments that found no place in some shift.
+    #[must_use]
+    pub fn misfits(&self) -> &[Misfit] {
+        &self.placement.misfits
+    }
+
+    /// The plan from what is observed to a shift; `None` when the site has not got it.
+    #[must_use]
+    pub fn from_observed(&self, from: Side<'_>, to: &ShiftName, at: Timestamp, rules: Rules) -> Option<Plan> {
+        let seats = self.seats(to)?;
+        let to = Side { shift: to, seats, revisions: &self.revisions, routes: None };
+        Some(self.plan(from, to, at, rules))
+    }
+
     /// The plan of a switch between two shifts at an instant; `None` when the site has not got one of them.
     #[must_use]
     pub fn switch(&self, from: &ShiftName, to: &ShiftName, at: Timestamp, rules: Rules) -> Option<Plan> {
@@ -78,13 +98,17 @@ impl<'s> Outlook<'s> {
     }
 
     fn between(&self, from: (&ShiftName, &Seats), to: (&ShiftName, &Seats), at: Timestamp, rules: Rules) -> Plan {
-        let side = |(shift, seats)| Side { shift, seats, revisions: &self.revisions };
+        let side = |(shift, seats)| Side { shift, seats, revisions: &self.revisions, routes: None };
+        self.plan(side(from), side(to), at, rules)
+    }
+
+    fn plan(&self, from: Side<'_>, to: Side<'_>, at: Timestamp, rules: Rules) -> Plan {
         Plan::new(Ask {
             site: self.site,
             hardware: &self.hardware,
             needs: &self.needs,
-            from: side(from),
-            to: side(to),
+            from,
+            to,
             at,
             rules,
             known: &self.known,

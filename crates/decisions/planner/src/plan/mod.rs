@@ -41,6 +41,8 @@ pub struct Side<'s> {
     pub seats: &'s Seats,
     /// The revision of each deployment.
     pub revisions: &'s BTreeMap<DeploymentName, u64>,
+    /// Where aliases go, as it is observed (one that is not listed is absent); `None`: as the documents say of the shift.
+    pub routes: Option<&'s BTreeMap<AliasName, Vec<Target>>>,
 }
 
 /// The rules of the Schedule whose shift starts.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tidegate_config::site::{Alias, ShiftTargets, Target};
-use tidegate_core::{AliasName, DeploymentName, ShiftName};
+use tidegate_core::{AliasName, DeploymentName};
 
 use super::{Ask, RouteKind, Side};
 use crate::placement::{ReplicaKey, Seat, Seats};
@@ -69,7 +69,7 @@ impl Units {
 }
 
 fn moved(ask: Ask<'_>, name: &AliasName, alias: &Alias, changing: &BTreeSet<DeploymentName>) -> Option<Moved> {
-    let (from, to) = (targets(alias, ask.from.shift), targets(alias, ask.to.shift));
+    let (from, to) = (targets(name, alias, ask.from), targets(name, alias, ask.to));
     // the same targets on new replicas are a change, too
     let is_touched = from.iter().chain(&to).any(|target| changing.contains(&target.deployment));
     let kind = match (from.is_empty(), to.is_empty()) {
@@ -82,9 +82,12 @@ fn moved(ask: Ask<'_>, name: &AliasName, alias: &Alias, changing: &BTreeSet<Depl
     Some(Moved { alias: name.clone(), kind, from, to })
 }
 
-/// The deployments of an alias in a shift; none when it is absent.
-fn targets(alias: &Alias, shift: &ShiftName) -> Vec<Target> {
-    match alias.shifts.get(shift) {
+/// The deployments of an alias on one side; none when it is absent.
+fn targets(name: &AliasName, alias: &Alias, side: Side<'_>) -> Vec<Target> {
+    if let Some(routes) = side.routes {
+        return routes.get(name).cloned().unwrap_or_default();
+    }
+    match alias.shifts.get(side.shift) {
         Some(ShiftTargets::Targets(targets)) => targets.clone(),
         Some(ShiftTargets::Absent { substitute: _ }) | None => Vec::new(),
     }
