@@ -80,7 +80,7 @@ fn deployment(at: &At<'_>, spec: &raw::Deployment, documents: &Documents, report
     if priority.abs() > PRIORITY_MAX {
         report.error(&at.key("priority"), format!("expected from -{PRIORITY_MAX} to {PRIORITY_MAX}"));
     }
-    let warmup = warmup.as_ref().and_then(|raw| self::warmup(&at.key("warmup"), raw, report));
+    let warmup = warmup.as_ref().map(|raw| self::warmup(&at.key("warmup"), raw, report)).unwrap_or_default();
     let model = model_name(at, model.as_ref(), &serve, documents, report)?;
     if served_name.as_ref().is_some_and(String::is_empty) {
         report.error(&at.key("servedName"), "expected a name");
@@ -387,9 +387,18 @@ fn arguments(
     }
 }
 
-fn warmup(at: &At<'_>, raw: &raw::Warmup, report: &mut Report) -> Option<Warmup> {
-    let raw::Warmup { prompts, expect_non_empty } = raw;
-    let prompts = report.required(at, "prompts", prompts.as_ref());
-    let prompts = prompts.and_then(|raw| secret(&at.key("prompts"), raw, report))?;
-    Some(Warmup { prompts, expect_non_empty: expect_non_empty.unwrap_or(true) })
+fn warmup(at: &At<'_>, raw: &raw::Warmup, report: &mut Report) -> Warmup {
+    let raw::Warmup { prompts, expect_non_empty, ttft, stabilise, long_context } = raw;
+    let default = Warmup::default();
+    let ttft = ttft.map_or(default.ttft, |span| span.0);
+    if ttft.is_zero() {
+        report.error(&at.key("ttft"), "expected a time above 0s");
+    }
+    Warmup {
+        prompts: prompts.as_ref().and_then(|raw| secret(&at.key("prompts"), raw, report)),
+        expect_non_empty: expect_non_empty.unwrap_or(default.expect_non_empty),
+        ttft,
+        stabilise: stabilise.map_or(default.stabilise, |span| span.0),
+        long_context: long_context.unwrap_or(default.long_context),
+    }
 }

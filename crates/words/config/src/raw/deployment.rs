@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::profile::Profile;
 use super::{Class, SecretRef};
-use crate::quantity::{Bytes, Count, Cpus};
+use crate::quantity::{Bytes, Count, Cpus, Span};
 
 /// A model with the way it is served. `launch` when Tidegate starts it, `endpoints` when somebody else runs it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -51,7 +51,7 @@ pub(crate) struct Deployment {
     /// Further arguments of the engine.
     #[serde(default)]
     pub(crate) engine_args: Vec<String>,
-    /// Prompts that are sent before the replica serves.
+    /// How a replica is proven before it serves.
     pub(crate) warmup: Option<Warmup>,
 }
 
@@ -201,13 +201,21 @@ pub(crate) enum External {
     MemKv,
 }
 
-/// Prompts that are sent before a replica serves.
+/// How a replica is proven before it serves, after its start and after every wake.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Warmup {
-    /// JSON lines of request bodies.
+    /// JSON lines of golden prompts, one object each: `prompt` or `messages` (or `input`; or `query` and `documents`),
+    /// `max_tokens`, `within`, and `expect` with any of `contains`, `matches`, `sha256`, `json`, `not_empty`. Default: a
+    /// question that every language model answers.
     #[schemars(with = "SecretRef")]
     pub(crate) prompts: Option<SecretRef>,
     /// Whether an empty answer is a failure. Default true.
     pub(crate) expect_non_empty: Option<bool>,
+    /// Longest time to the first token of a golden prompt, once the first ones have warmed the engine up. Default 30s.
+    pub(crate) ttft: Option<Span>,
+    /// How long it has to stay healthy after all of that, asked again and again. Default 10s.
+    pub(crate) stabilise: Option<Span>,
+    /// Whether a prompt of almost `limits.contextTokens` has to be answered. Default true.
+    pub(crate) long_context: Option<bool>,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::ModelName;
 
@@ -95,8 +96,8 @@ pub struct Deployment {
     pub kv_tier_settings: BTreeMap<Arc<str>, serde_json::Value>,
     /// Extra engine arguments.
     pub engine_args: Vec<Arc<str>>,
-    /// Warm-up prompts.
-    pub warmup: Option<Warmup>,
+    /// How a replica is proven.
+    pub warmup: Warmup,
 }
 
 impl Deployment {
@@ -217,11 +218,29 @@ pub enum KvTier {
     MemKv,
 }
 
-/// Warm-up prompts.
+/// How a replica is proven before it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warmup {
-    /// JSON lines of prompts.
-    pub prompts: SecretRef,
+    /// JSON lines of golden prompts; `None`: a built-in one.
+    pub prompts: Option<SecretRef>,
     /// An empty answer is a failure.
     pub expect_non_empty: bool,
+    /// Longest time to the first token of a golden prompt, when the engine is warm. Not zero.
+    pub ttft: Duration,
+    /// How long it has to stay healthy.
+    pub stabilise: Duration,
+    /// Whether a prompt of almost the whole context has to be answered.
+    pub long_context: bool,
+}
+
+impl Default for Warmup {
+    fn default() -> Self {
+        Self {
+            prompts: None,
+            expect_non_empty: true,
+            ttft: Duration::from_secs(30),
+            stabilise: Duration::from_secs(10),
+            long_context: true,
+        }
+    }
 }
