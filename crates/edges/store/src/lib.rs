@@ -1,9 +1,9 @@
-//! Where state lives: the journal of reservations in flight and the store of keys, ledger and shift.
+//! Where state lives: the journal of reservations in flight and the store of keys, ledger, shift, routes and switches.
 //!
 //! ```text
 //! core 0 ─ Journal ─┐  one write() per reservation, settles go with it            ┌─ usage, quota sums
 //! core 1 ─ Journal ─┼─> <state>/journal/*.journal ── LedgerWriter ── Store ───────┼─ keys, audit
-//! core n ─ Journal ─┘  the journal is the queue: nothing else is kept in memory   └─ shift
+//! core n ─ Journal ─┘  the journal is the queue: nothing else is kept in memory   └─ shift, routes, switches
 //! ```
 //!
 //! A start goes: [`Store::open`], [`Journals::open`] (reads what a dead process left), [`LedgerWriter::start`] (brings

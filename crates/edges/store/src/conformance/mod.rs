@@ -6,7 +6,9 @@
 
 mod keys;
 mod ledger;
+mod lifecycle;
 mod make;
+mod routes;
 mod usage;
 
 use std::future::Future;
@@ -15,7 +17,9 @@ use crate::store::{Store, StoreError};
 
 pub use keys::*;
 pub use ledger::*;
+pub use lifecycle::*;
 pub use make::{entry, record, reservation};
+pub use routes::*;
 pub use usage::*;
 
 /// Where a suite gets its stores from.
@@ -56,6 +60,24 @@ macro_rules! store_conformance {
             every_change_of_a_key_leaves_an_audit_row
             a_change_by_another_handle_is_felt
             the_shift_counts_its_changes
+            generations_are_given_out_once_whoever_asks
+            a_store_that_is_older_than_a_node_gives_higher_generations
+            a_write_of_an_earlier_generation_changes_nothing
+            a_generation_that_was_never_given_out_is_refused
+            a_route_is_read_back_as_it_was_written
+            a_route_that_leads_to_the_same_place_tells_nobody
+            a_change_of_a_route_is_felt_by_another_handle
+            routes_are_bounded
+            what_was_said_is_kept_until_it_is_taken_back
+            a_pause_holds_until_it_is_lifted
+            every_verb_leaves_an_audit_row
+            a_switch_is_read_back_as_it_was_written
+            a_switch_taken_over_stays_one_switch
+            only_the_last_switches_are_kept_with_their_steps
+            plans_records_and_steps_are_bounded
+            a_step_noted_twice_is_one_step
+            a_step_is_answered_once
+            measurements_of_the_last_revisions_are_kept
         }
     };
     ($bench:expr => $($name:ident)*) => {

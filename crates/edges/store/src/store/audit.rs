@@ -27,7 +27,7 @@ pub struct AuditRow {
     pub at: Unix,
     /// Who.
     pub who: String,
-    /// `key.create`, `key.rotate`, `key.revoke`, `shift.set`.
+    /// `key.create`, `key.rotate`, `key.revoke`, `shift.set`, `lifecycle.…` by verb, `gpu.release`.
     pub action: String,
     /// What it was done to.
     pub subject: String,

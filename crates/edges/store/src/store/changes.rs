@@ -24,6 +24,10 @@ pub struct Changes {
     pub keys: u64,
     /// Raised by every change of the shift.
     pub shift: u64,
+    /// Raised when an alias goes elsewhere than before.
+    pub routes: u64,
+    /// Raised by what is said by hand, and by every change of a switch.
+    pub lifecycle: u64,
     /// Whether the last poll reached the store. While it does not, the generations are the last ones known.
     pub reachable: bool,
 }
@@ -111,6 +115,8 @@ async fn generations(connection: &mut SqliteConnection) -> Result<Changes, Store
         match row.try_get::<&str, _>(0)? {
             "keys" => changes.keys = generation,
             "shift" => changes.shift = generation,
+            "routes" => changes.routes = generation,
+            "lifecycle" => changes.lifecycle = generation,
             _ => {}
         }
     }

@@ -40,6 +40,12 @@ pub enum StoreError {
     /// Somebody else has changed it since it was read.
     #[error("{0} was changed meanwhile")]
     Conflict(String),
+    /// A later controller has taken over.
+    #[error("a later controller is at work (generation {highest})")]
+    Stale {
+        /// The highest generation that was given out.
+        highest: u64,
+    },
     /// It cannot be done to this one, and the text says why.
     #[error("{0}")]
     Refused(String),

@@ -1,4 +1,4 @@
-//! The store: keys, ledger, shift and audit in a SQLite file that several processes may share.
+//! The store: keys, ledger, shift, routes, switches and audit in a SQLite file that several processes may share.
 //!
 //! WAL with `synchronous=FULL`: what a call has answered survives a power loss. One connection writes, so that writers
 //! queue in the pool and not on the file's lock; a few read. PostgreSQL will be a second kind of [`Store`] behind the
@@ -7,11 +7,17 @@
 mod audit;
 mod changes;
 mod error;
+mod fence;
+mod json;
 mod keys;
 mod ledger;
+mod lifecycle;
+mod routes;
 mod row;
 mod schema;
 mod shift;
+mod steps;
+mod switches;
 mod transaction;
 mod usage;
 
@@ -32,7 +38,11 @@ pub use changes::{ChangeWatcher, Changes, POLL_INTERVAL};
 pub use error::StoreError;
 pub use keys::{KeySnapshot, Rotation, StoredKey};
 pub use ledger::{Appended, EntryQuery, TOKENS_MAX};
+pub use lifecycle::{OverrideRow, PauseRow, Verb};
+pub use routes::{ROUTE_TARGETS_MAX, ROUTES_MAX, RouteRow, RouteSnapshot, RouteTarget};
 pub use shift::Shift;
+pub use steps::{MeasuredRow, Noted, PHASES_JSON_MAX, REVISIONS_KEPT, STEP_TEXT_MAX, STEPS_MAX, StepRow};
+pub use switches::{SWITCH_JSON_MAX, SWITCHES_KEPT, SwitchMode, SwitchOutcome, SwitchRow};
 use transaction::{Purpose, Transaction};
 pub use usage::{Bucket, GroupBy, PERIODS_MAX, PeriodSum, ROWS_MAX, UsageFilter, UsageQuery, UsageRow, UsageSums};
 
@@ -41,7 +51,7 @@ const READERS: u32 = 4;
 /// How long a call waits for another process's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Keys, ledger, shift and audit. Cheap to clone; all clones are one store.
+/// Keys, ledger, shift, routes, switches and audit. Cheap to clone; all clones are one store.
 #[derive(Clone, Debug)]
 pub struct Store {
     writer: SqlitePool,

@@ -19,6 +19,7 @@ struct Step {
 const STEPS: &[Step] = &[
     Step { name: "ledger, keys, audit, shift", sql: include_str!("schema/0001.sql") },
     Step { name: "kind and lifetime of a key", sql: include_str!("schema/0002.sql") },
+    Step { name: "routes and the lifecycle", sql: include_str!("schema/0003.sql") },
 ];
 
 /// Brings the database to this version.

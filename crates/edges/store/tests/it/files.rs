@@ -55,11 +55,11 @@ async fn a_newer_schema_is_refused_and_not_touched() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().join("tidegate.db");
     Store::open_sqlite(&path).await.unwrap().close().await;
-    sql(&path, "INSERT INTO tidegate_schema VALUES (3, 'later', 0, 0)").await;
+    sql(&path, "INSERT INTO tidegate_schema VALUES (4, 'later', 0, 0)").await;
     let error = Store::open_sqlite(&path).await.unwrap_err();
     assert!(matches!(error, StoreError::Schema(_)), "{error}");
-    assert!(error.to_string().contains("version 3, this program knows 2"), "{error}");
-    sql(&path, "DELETE FROM tidegate_schema WHERE version = 3").await;
+    assert!(error.to_string().contains("version 4, this program knows 3"), "{error}");
+    sql(&path, "DELETE FROM tidegate_schema WHERE version = 4").await;
     Store::open_sqlite(&path).await.unwrap();
 }
 
