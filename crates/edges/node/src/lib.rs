@@ -1,0 +1,27 @@
+//! One GPU node: what it has, the engines that run on it, and the proof that nothing of them is left.
+//!
+//! ```text
+//! controller ── Node ──┬── LocalNode ──┬── facts: NVML, sysfs, the documents
+//!                      │               ├── instances: minder (own binary again) ── engine ── its children
+//!                      │               ├── proof: no process, and the memory back at its baseline
+//!                      │               └── ModelHands: the model cache, by whoever owns it
+//!                      └── a client of the agent on another machine
+//! ```
+//!
+//! This crate knows no engine and no model store: commands come rendered, with places for port, address and model.
+
+pub mod facts;
+mod fault;
+mod id;
+pub mod order;
+pub mod report;
+mod seam;
+
+pub use facts::{Facts, GpuFacts, GpuState};
+pub use fault::NodeError;
+pub use id::{BadInstanceId, GpuUuid, INSTANCE_ID_MAX, InstanceId};
+pub use order::{Command, Keep, LogMark, ModelAt, ModelFile, ModelOrder, ModelUse, StartOrder};
+pub use report::{
+    BootMark, Event, Exit, Happened, InstanceReport, InstanceState, LogPart, ModelReport, ModelState, Proof, ProvenBy,
+};
+pub use seam::{CauseOf, EVENTS_WAIT, HeldModel, LOG_PART_MAX, ModelHands, Node};
