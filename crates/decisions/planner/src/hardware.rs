@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidegate_config::Site;
 use tidegate_config::site::{GpuGroup, GpuSharing, Launcher, Node as Document};
 
 /// One GPU of the site.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GpuId {
     /// Its node.
     pub node: Arc<str>,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use crate::generation::{Generation, Stamped};
 
@@ -29,7 +30,7 @@ pub const TERM_GRACE: Duration = Duration::from_secs(30);
 pub const PROOF_WITHIN: Duration = Duration::from_secs(60);
 
 /// Clocks of one deployment's replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Clocks {
     /// Longest load, from the start of the engine.
     pub load: Duration,
@@ -40,7 +41,7 @@ pub struct Clocks {
 }
 
 /// Where a replica is in its life.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum State {
     /// Nothing is there.
     #[default]
@@ -127,7 +128,7 @@ pub enum State {
 }
 
 /// What follows a drain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Then {
     /// It stays warm: its successor is still being watched.
     Wait,
@@ -141,7 +142,7 @@ pub enum Then {
 }
 
 /// Why a replica ends.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum End {
     /// It is not wanted any more.
     Unwanted,
@@ -155,7 +156,7 @@ pub enum End {
 }
 
 /// What happens to a replica.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Event {
     /// Fetch its model, no more yet.
     Prefetch,
@@ -194,7 +195,7 @@ pub enum Event {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Effect {
     /// Fetch and verify the model on all nodes.
     Fetch,
@@ -233,7 +234,7 @@ pub enum Effect {
 }
 
 /// One replica with its plan's number and clocks.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Instance {
     /// The plan it belongs to.
     pub generation: Generation,

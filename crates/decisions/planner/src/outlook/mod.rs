@@ -14,7 +14,7 @@ use tidegate_core::{DeploymentName, ShiftName};
 use crate::desired::{Override, desired, set_of};
 use crate::hardware::Hardware;
 use crate::need::Need;
-use crate::placement::{Misfit, Placement, ReplicaKey, Request, Seat, Seats, Situation, place};
+use crate::placement::{Part, Placement, ReplicaKey, Request, Seat, Seats, Situation, place};
 use crate::plan::{Ask, Known, Plan, Rules, Side};
 use crate::timetable::Timetable;
 
@@ -63,6 +63,26 @@ impl<'s> Outlook<'s> {
         &self.hardware
     }
 
+    /// Gives everybody a seat on the first node where no GPU is known at all, neither from documents nor from a driver:
+    /// engines are started there as the documents say, and nothing is booked.
+    pub fn seat_where_nothing_is_known(&mut self) {
+        if self.hardware.gpus().next().is_some() {
+            return;
+        }
+        let Some(node) = self.hardware.nodes.keys().next() else { return };
+        let part = Part { node: Arc::clone(node), groups: Vec::new(), numa: None, mig: None };
+        let seat = Seat { parts: vec![part] };
+        for (shift, seats) in self.shifts.iter().zip(&mut self.placement.seats) {
+            for need in set_of(self.site, shift).iter().filter_map(|name| self.needs.get(name)) {
+                let keys = (0..need.replicas).map(|index| ReplicaKey { deployment: need.name.clone(), index });
+                for key in keys {
+                    seats.entry(key).or_insert_with(|| seat.clone());
+                }
+            }
+        }
+        self.placement.misfits.clear();
+    }
+
     /// Who is where in a shift.
     #[must_use]
     pub fn seats(&self, shift: &ShiftName) -> Option<&Seats> {
@@ -74,12 +94,6 @@ impl<'s> Outlook<'s> {
     #[must_use]
     pub const fn needs(&self) -> &BTreeMap<DeploymentName, Need> {
         &self.needs
-    }
-
-    /// Deployments that found no place in some shift.
-    #[must_use]
-    pub fn misfits(&self) -> &[Misfit] {
-        &self.placement.misfits
     }
 
     /// The plan from what is observed to a shift; `None` when the site has not got it.

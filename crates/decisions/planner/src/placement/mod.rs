@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidegate_core::DeploymentName;
 
 use crate::hardware::{GpuId, Hardware};
@@ -30,7 +31,7 @@ pub use misfit::{Misfit, Reason};
 pub use remedy::{Remedy, remedies};
 
 /// One replica of a deployment.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ReplicaKey {
     /// The deployment.
     pub deployment: DeploymentName,
@@ -45,14 +46,14 @@ impl fmt::Display for ReplicaKey {
 }
 
 /// Where one replica is: a part on one node, or on several as one indivisible resource.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Seat {
     /// Its parts; the first one has the leader.
     pub parts: Vec<Part>,
 }
 
 /// What a replica has of one node.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Part {
     /// The node.
     pub node: Arc<str>,

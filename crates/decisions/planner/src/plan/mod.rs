@@ -10,6 +10,7 @@
 
 mod hold;
 mod lanes;
+mod pairs;
 mod problem;
 mod times;
 mod units;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use tidegate_config::Site;
 use tidegate_config::site::{Atomicity, Lead, Schedule, Target};
 use tidegate_core::{AliasName, DeploymentName, ModelName, ShiftName};
@@ -46,7 +48,7 @@ pub struct Side<'s> {
 }
 
 /// The rules of the Schedule whose shift starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// Latest starts before the hour, until phases are measured.
     pub lead: Lead,
@@ -119,7 +121,7 @@ pub struct Ask<'a> {
 }
 
 /// What happens at a switch, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The shift that ends.
     pub from: ShiftName,
@@ -134,6 +136,7 @@ pub struct Plan {
     /// Deployments that go.
     pub departures: Vec<Departure>,
     /// Deployments that stay, with their seats: nothing happens to them.
+    #[serde(with = "pairs")]
     pub stays: Seats,
     /// Aliases whose deployments change.
     pub routes: Vec<Route>,
@@ -142,7 +145,7 @@ pub struct Plan {
 }
 
 /// A deployment that comes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// The deployment.
     pub deployment: DeploymentName,
@@ -165,7 +168,7 @@ pub struct Change {
 }
 
 /// A deployment that goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Departure {
     /// The deployment.
     pub deployment: DeploymentName,
@@ -184,7 +187,7 @@ pub struct Departure {
 }
 
 /// What becomes of an old deployment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// It is stopped, and its memory proven free.
     Stop,
@@ -196,7 +199,7 @@ pub enum End {
 }
 
 /// An alias whose deployments change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The alias.
     pub alias: AliasName,
@@ -217,7 +220,7 @@ pub struct Route {
 }
 
 /// What happens to an alias.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RouteKind {
     /// It was absent.
     Appears,
@@ -240,7 +243,7 @@ impl RouteKind {
 }
 
 /// A model that a node needs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fetch {
     /// The node.
     pub node: Arc<str>,

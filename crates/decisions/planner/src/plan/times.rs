@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 use tidegate_config::site::ModelSource;
 use tidegate_core::{AliasName, DeploymentName};
 
@@ -17,7 +18,7 @@ use crate::placement::Seat;
 use crate::strategy::{Outcome, Strategy, When};
 
 /// How long each phase of a start and a stop is expected to take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phases {
     /// Pulling the image.
     pub image_pull: Duration,
@@ -54,7 +55,7 @@ impl Phases {
 }
 
 /// What a step does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
     /// Fetches the model into the node's cache.
     Prefetch,
@@ -83,7 +84,7 @@ impl Phase {
 }
 
 /// One step of a start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// What it does.
     pub phase: Phase,

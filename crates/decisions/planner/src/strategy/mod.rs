@@ -13,6 +13,8 @@
 //!                     0 = the hour
 //! ```
 
+use serde::{Deserialize, Serialize};
+
 mod evaluate;
 mod problem;
 mod search;
@@ -24,7 +26,7 @@ pub use problem::{AliasMove, Arrival, Leaver, Problem};
 pub use search::{best, parts};
 
 /// How a new deployment takes over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Strategy {
     /// It shares no GPU with an old one.
     Spare,

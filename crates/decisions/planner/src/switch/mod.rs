@@ -25,13 +25,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
 use tidegate_core::{AliasName, DeploymentName};
 
 use crate::generation::{Generation, Stamped};
 use crate::plan::Plan;
 
 /// A new deployment in a switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum New {
     /// It is not started yet.
     Planned,
@@ -48,7 +49,7 @@ pub enum New {
 }
 
 /// An old deployment in a switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Old {
     /// It serves.
     Serving,
@@ -73,7 +74,7 @@ pub enum Old {
 }
 
 /// Which replicas of a deployment are meant: a changed revision has old and new ones under one name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Side {
     /// Those that stay, or that somebody else runs.
     Stays,
@@ -84,7 +85,7 @@ pub enum Side {
 }
 
 /// Replicas that an alias is routed to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Member {
     /// The deployment.
     pub deployment: DeploymentName,
@@ -93,7 +94,7 @@ pub struct Member {
 }
 
 /// An alias in a switch; an empty list is *absent*.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Line {
     /// Where it shall go.
     pub wanted: Vec<Member>,
@@ -104,7 +105,7 @@ pub struct Line {
 }
 
 /// How a switch goes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mode {
     /// As planned.
     #[default]
@@ -116,7 +117,7 @@ pub enum Mode {
 }
 
 /// What has happened.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Event {
     /// The clock.
     Tick,
@@ -153,7 +154,7 @@ pub enum Event {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Effect {
     /// Start a new deployment.
     Start(DeploymentName),
@@ -178,7 +179,7 @@ pub enum Effect {
 }
 
 /// What somebody has to know.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Alarm {
     /// A new deployment is not proven when it should be.
     Late(DeploymentName),
@@ -199,7 +200,7 @@ pub enum Alarm {
 }
 
 /// How a switch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// Everything as planned.
     Complete,
@@ -210,7 +211,7 @@ pub enum Outcome {
 }
 
 /// A switch in progress.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Switch {
     /// The plan's number.
     pub generation: Generation,

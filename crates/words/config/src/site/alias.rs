@@ -48,7 +48,7 @@ pub enum ShiftTargets {
 }
 
 /// One deployment of an alias.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Target {
     /// The deployment.
     pub deployment: DeploymentName,

@@ -66,7 +66,7 @@ pub struct ShiftStart {
 }
 
 /// Latest starts of the steps before the hour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Lead {
     /// Prefetch.
     pub prefetch: Duration,
@@ -81,7 +81,7 @@ pub struct Lead {
 }
 
 /// All or none, or alias by alias.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Atomicity {
     /// Alias by alias.
     #[default]
