@@ -7,12 +7,14 @@
 //! the socket's      POST /admin/v1/keys          GET /admin/v1/keys
 //! owner             POST /admin/v1/keys/{id}/rotate   POST /admin/v1/keys/{id}/revoke
 //!                   GET  /admin/v1/usage         PUT /admin/v1/shift
+//!                   GET  /admin/v1/lifecycle     POST /admin/v1/lifecycle/{verb}
 //! ```
 //!
 //! The command line uses the same router, also without a running process: there is one way to do each thing.
 
 mod auth;
 mod keys;
+pub mod lifecycle;
 mod panel;
 mod problem;
 mod serve;
@@ -29,7 +31,7 @@ use tidegate_store::Store;
 
 pub use auth::Trust;
 pub use keys::{CreateKey, CreatedKey, GRACE_MAX, KeyView, LIFETIME_MAX, RotateKey, load_keyring};
-pub use panel::{Panel, Readiness};
+pub use panel::{Panel, Readiness, Soon};
 pub use serve::{CONNECTIONS_MAX, HEAD_MAX, HEAD_TIMEOUT, Peer, serve, serve_one};
 pub use status::SetShift;
 pub use usage::{UsageAnswer, UsageQueryText};
@@ -58,6 +60,7 @@ impl Console {
             .route("/admin/v1/keys/{id}/rotate", post(keys::rotate))
             .route("/admin/v1/keys/{id}/revoke", post(keys::revoke))
             .route("/admin/v1/usage", get(usage::usage))
+            .merge(lifecycle::router())
             .fallback(problem::unknown_path)
             .method_not_allowed_fallback(problem::wrong_method)
             // Around the fallback too: who has no key learns of no path whether it exists.

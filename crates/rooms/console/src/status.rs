@@ -5,14 +5,14 @@ use axum::extract::{Extension, Json, State};
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
-use tidegate_core::ShiftName;
 use tidegate_store::store::{By, Shift};
 
 use crate::Console;
 use crate::auth::{Actor, now};
+use crate::lifecycle::{Accepted, Ask, carry_out, known_shift};
 use crate::problem::{self, Problem};
 
-/// Puts a shift in force from the next start on.
+/// Puts a shift in force: from the next start on, or at once by a switch where a Schedule is in force.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetShift {
@@ -39,17 +39,27 @@ pub(crate) async fn status(State(console): State<Console>) -> Json<serde_json::V
     std::future::ready(Json(console.panel.status())).await
 }
 
+/// What setting a shift did.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum SetAnswer {
+    /// No Schedule: it is in force from the next start on.
+    Set(Shift),
+    /// A Schedule is in force: it is a switch.
+    Switch(Accepted),
+}
+
 pub(crate) async fn set_shift(
     State(console): State<Console>,
-    Extension(Actor(who)): Extension<Actor>,
+    Extension(actor): Extension<Actor>,
     body: Result<Json<SetShift>, JsonRejection>,
-) -> Result<Json<Shift>, Problem> {
+) -> Result<Json<SetAnswer>, Problem> {
     let Json(wanted) = body.map_err(|rejection| problem::body(&rejection))?;
-    let shifts = console.panel.shifts();
-    let name = ShiftName::from(wanted.name);
-    if !shifts.contains(&name) {
-        let known: Vec<_> = shifts.iter().map(ShiftName::as_str).collect();
-        return Err(problem::invalid("name", format!("there is no shift {name:?}; there are: {}", known.join(", "))));
+    let name = known_shift(&console, "name", wanted.name)?;
+    if console.panel.has_schedule() {
+        let Json(accepted) = carry_out(&console, &actor, Ask::Switch { to: name, until: None }).await?;
+        return Ok(Json(SetAnswer::Switch(accepted)));
     }
-    Ok(Json(console.store.set_shift(&name, None, By { who: &who, at: now() }).await?))
+    let by = By { who: &actor.0, at: now() };
+    Ok(Json(SetAnswer::Set(console.store.set_shift(&name, None, by).await?)))
 }

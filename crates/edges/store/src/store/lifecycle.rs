@@ -97,7 +97,7 @@ impl Store {
         }))
     }
 
-    /// Writes down what somebody wants; the audit log says who.
+    /// Writes down what somebody wants, in the place of what was wanted before.
     ///
     /// # Errors
     /// [`StoreError::Stale`] when a later generation was given out; otherwise when the store fails.
@@ -114,9 +114,6 @@ impl Store {
             .bind(said.verb.as_str())
             .execute(&mut *transaction)
             .await?;
-        let by = By { who: &said.who, at: said.made };
-        let detail = serde_json::json!({"until": said.until, "generation": generation});
-        audit::note(&mut transaction, by, said.verb.action(), said.shift.as_str(), &detail).await?;
         raise(&mut transaction, "lifecycle").await?;
         transaction.commit().await
     }
@@ -152,38 +149,31 @@ impl Store {
         let sql = "INSERT INTO pause (one, at_ms, who) VALUES (1, ?1, ?2) ON CONFLICT DO NOTHING";
         let paused = sqlx::query(sql).bind(by.at.ms).bind(by.who).execute(&mut *transaction).await?;
         if paused.rows_affected() > 0 {
-            audit::note(&mut transaction, by, Verb::Pause.action(), "", &serde_json::json!({})).await?;
             raise(&mut transaction, "lifecycle").await?;
         }
         transaction.commit().await
     }
 
-    /// What is wanted may be begun again. Not paused, nothing changes but the audit log: `resume` also gives a failed
-    /// deployment new attempts.
+    /// What is wanted may be begun again. Not paused, nothing changes.
     ///
     /// # Errors
     /// [`StoreError::Stale`]; otherwise when the store fails.
-    pub async fn clear_pause(&self, generation: u64, by: By<'_>) -> Result<(), StoreError> {
+    pub async fn clear_pause(&self, generation: u64) -> Result<(), StoreError> {
         let mut transaction = self.fenced(generation).await?;
-        sqlx::query("DELETE FROM pause").execute(&mut *transaction).await?;
-        audit::note(&mut transaction, by, Verb::Resume.action(), "", &serde_json::json!({})).await?;
-        raise(&mut transaction, "lifecycle").await?;
+        let cleared = sqlx::query("DELETE FROM pause").execute(&mut *transaction).await?;
+        if cleared.rows_affected() > 0 {
+            raise(&mut transaction, "lifecycle").await?;
+        }
         transaction.commit().await
     }
 
-    /// Adds a verb to the audit log that writes nothing else, with what it was done to.
+    /// Adds to the audit log what somebody asks of the lifecycle, before it is done. Not fenced: who asked does not
+    /// depend on who is the controller.
     ///
     /// # Errors
-    /// [`StoreError::Stale`]; otherwise when the store fails.
-    pub async fn note_verb(
-        &self,
-        generation: u64,
-        by: By<'_>,
-        verb: Verb,
-        subject: &str,
-        detail: &Value,
-    ) -> Result<(), StoreError> {
-        let mut transaction = self.fenced(generation).await?;
+    /// When the store fails; then it must not be done.
+    pub async fn note_verb(&self, by: By<'_>, verb: Verb, subject: &str, detail: &Value) -> Result<(), StoreError> {
+        let mut transaction = self.begin().await?;
         audit::note(&mut transaction, by, verb.action(), subject, detail).await?;
         transaction.commit().await
     }

@@ -67,11 +67,15 @@ impl Answer {
 
 impl Desk {
     pub(crate) async fn new() -> Self {
+        Self::with(Arc::new(Stub)).await
+    }
+
+    pub(crate) async fn with(panel: Arc<dyn Panel>) -> Self {
         let state = tempfile::tempdir().unwrap();
         let store = Store::open_sqlite(&state.path().join("tidegate.db")).await.unwrap();
         let pepper = Arc::new(Pepper::new(&[7; 32]).unwrap());
         let keyring = load_keyring(&store, pepper, None).await.unwrap();
-        let console = Console { store, keyring: Arc::new(SharedKeyring::new(keyring)), panel: Arc::new(Stub) };
+        let console = Console { store, keyring: Arc::new(SharedKeyring::new(keyring)), panel };
         Self { console, _state: state }
     }
 

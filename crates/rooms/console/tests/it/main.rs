@@ -4,4 +4,5 @@
 mod desk;
 mod doors;
 mod keys;
+mod lifecycle;
 mod usage;
