@@ -111,8 +111,9 @@ fn flags(dialect: Dialect, launch: &Launch) -> Vec<String> {
         deployment: &launch.deployment,
         model: Path::new(""),
         host: "",
-        port: 0,
+        port: "",
         gpu_memory_bytes: None,
+        may_sleep: false,
     });
     command.args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect()
 }

@@ -10,11 +10,23 @@
 //! A replica that both the old and the new documents want, in the same way, stays as it is over a reload. The timetable
 //! and GPU placement will decide what is wanted; supervision stays what it is.
 
+mod attempts;
+pub mod care;
 mod compiled;
+pub mod controller;
+mod cycle;
 mod fleet;
 mod folders;
+pub mod launcher;
 mod member;
+pub mod records;
+pub mod replica;
+pub mod route;
+mod run;
+pub mod sight;
+pub mod status;
 mod supervise;
+pub mod verbs;
 
 pub use fleet::{Backends, Fleet, FleetSettings, ReadSecret, ReplicaStatus};
 pub use folders::{CompiledFor, ModelFolder, ModelFolders};

@@ -112,8 +112,9 @@ impl Start {
             deployment: &self.launch.deployment,
             model,
             host: "127.0.0.1",
-            port: self.port,
+            port: &self.port.to_string(),
             gpu_memory_bytes: None,
+            may_sleep: false,
         });
         if let Some((compiled, _)) = self.compiled() {
             compiled.tell(&mut command.env);

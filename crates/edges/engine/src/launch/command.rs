@@ -26,10 +26,13 @@ pub struct EngineSpec<'a> {
     pub model: &'a Path,
     /// Where it listens.
     pub host: &'a str,
-    /// Its port.
-    pub port: u16,
+    /// Its port, or what stands for it until somebody chooses one.
+    pub port: &'a str,
     /// Memory of one of its GPUs in bytes, when it has GPUs and a budget.
     pub gpu_memory_bytes: Option<u64>,
+    /// Whether somebody may put it to sleep. It then has routes that no credential guards (E32), so this is set only
+    /// where a plan needs it.
+    pub may_sleep: bool,
 }
 
 /// A rendered command.
@@ -70,6 +73,9 @@ impl CommandLine {
             Dialect::Vllm => VLLM_ENV.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
             Dialect::LlamaCpp => BTreeMap::new(),
         };
+        if spec.may_sleep && spec.dialect.can_sleep() {
+            env.insert(DEV_MODE.into(), "1".into());
+        }
         for more in [spec.engine.map(|engine| &engine.env), own_env].into_iter().flatten() {
             env.extend(more.iter().map(|(name, value)| (Arc::clone(name), Arc::clone(value))));
         }
@@ -94,6 +100,9 @@ impl Dialect {
 /// No network at run time, and no usage reports to the engine's makers.
 const VLLM_ENV: [(&str, &str); 4] =
     [("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"), ("DO_NOT_TRACK", "1")];
+
+/// Without it vLLM has no routes to sleep and to wake.
+const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE";
 
 const fn default_command(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
@@ -140,7 +149,7 @@ fn vllm(spec: &EngineSpec<'_>) -> Vec<OsString> {
     args.args.push(spec.model.into());
     args.value(&["--served-model-name"], &*deployment.served_name);
     args.value(&["--host"], spec.host);
-    args.value(&["--port"], spec.port.to_string());
+    args.value(&["--port"], spec.port.to_owned());
     if let Some(tokens) = deployment.context_tokens {
         args.value(&["--max-model-len"], tokens.to_string());
     }
@@ -170,6 +179,10 @@ fn vllm(spec: &EngineSpec<'_>) -> Vec<OsString> {
     }
     args.switch(&["--enable-request-id-headers", "--no-enable-request-id-headers"]);
     args.switch(&["--enable-server-load-tracking", "--no-enable-server-load-tracking"]);
+    if spec.may_sleep {
+        // Without it `/sleep` answers 200 and frees nothing.
+        args.switch(&["--enable-sleep-mode", "--no-enable-sleep-mode"]);
+    }
     args.args
 }
 
@@ -202,7 +215,7 @@ fn llamacpp(spec: &EngineSpec<'_>) -> Vec<OsString> {
     let slots = deployment.profile.capacity.unwrap_or(SLOTS_DEFAULT).max(1);
     args.value(&["-m", "--model"], spec.model);
     args.value(&["--host"], spec.host);
-    args.value(&["--port"], spec.port.to_string());
+    args.value(&["--port"], spec.port.to_owned());
     args.value(&["--alias", "-a"], &*deployment.served_name);
     args.value(&["-np", "--parallel"], slots.to_string());
     if let Some(tokens) = deployment.context_tokens {

@@ -52,8 +52,9 @@ fn render(dialect: Dialect, engine: Option<&Engine>, deployment: &Deployment) ->
         deployment,
         model: Path::new("/models/glm"),
         host: "127.0.0.1",
-        port: 8001,
+        port: "8001",
         gpu_memory_bytes: Some(100),
+        may_sleep: false,
     })
 }
 

@@ -64,8 +64,9 @@ impl Real {
             deployment: &deployment,
             model: &installed.join("model.gguf"),
             host: "127.0.0.1",
-            port,
+            port: &port.to_string(),
             gpu_memory_bytes: None,
+            may_sleep: false,
         });
         let log = folder.path().join("engine.log");
         let minder = [env!("CARGO_BIN_EXE_engine-minder").into()];

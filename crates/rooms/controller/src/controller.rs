@@ -1,0 +1,330 @@
+//! The controller: one task that takes turns.
+//!
+//! Whatever happens (a replica changed, a verb, new documents, the clock) wakes it, and one turn ([`crate::cycle`]) looks
+//! at everything. It alone decides; replicas, routes and records do as they are told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tidegate_config::Site;
+use tidegate_core::{AliasName, DeploymentName, ShiftName};
+use tidegate_engine::backend::Backend;
+use tidegate_planner::hardware::Hardware;
+use tidegate_planner::plan::Known;
+use tidegate_planner::{Desired, Plan, desired};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::attempts::Attempts;
+use crate::care::Care;
+use crate::launcher::Launcher;
+use crate::records::{RecordError, Records, Said};
+use crate::replica::{Clock, Hands, ReplicaHandle};
+use crate::route::{RouteActuator, RouteError, RouteRow};
+use crate::run::Run;
+use crate::sight::Eyes;
+use crate::status::Status;
+use crate::verbs::{Accepted, Verb, VerbError};
+
+/// The longest time between two turns.
+pub const TURN_EVERY: Duration = Duration::from_millis(500);
+/// How often nodes are asked what they are.
+pub(crate) const HARDWARE_EVERY: Duration = Duration::from_secs(10);
+/// Questions that wait for the controller; more are refused.
+const INPUTS_MAX: usize = 64;
+
+/// What a controller works with.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Where it writes.
+    pub records: Arc<dyn Records>,
+    /// Who carries out routes.
+    pub actuators: Vec<Arc<dyn RouteActuator>>,
+    /// Who starts and stops.
+    pub launcher: Arc<dyn Launcher>,
+    /// Who speaks to engines.
+    pub care: Arc<dyn Care>,
+}
+
+/// What reaches the controller from outside, and from what it has sent out.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Site(Arc<Site>),
+    Verb { verb: Verb, who: Arc<str>, answer: oneshot::Sender<Result<Accepted, VerbError>> },
+    Routed { alias: AliasName, generation: u64, answer: Result<(), RouteError> },
+    Regressed { deployment: DeploymentName, why: Arc<str> },
+}
+
+/// An engine that can be asked, with what it serves.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// The deployment.
+    pub deployment: DeploymentName,
+    /// What it was started from.
+    pub revision: u64,
+    /// How it is asked.
+    pub backend: Arc<Backend>,
+}
+
+/// What the gates need to know: who can be asked, and where aliases go.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    /// Engines that we started.
+    pub placed: Vec<Placed>,
+    /// The shift of aliases without a route of their own.
+    pub shift: Option<ShiftName>,
+}
+
+/// How others reach a running controller.
+#[derive(Clone, Debug)]
+pub struct ControllerHandle {
+    inputs: mpsc::Sender<Input>,
+    status: watch::Receiver<Arc<Status>>,
+    traffic: watch::Receiver<Arc<Traffic>>,
+}
+
+impl ControllerHandle {
+    /// Gives it new documents.
+    pub async fn reload(&self, site: Arc<Site>) {
+        // One that has ended needs none.
+        let _ = self.inputs.send(Input::Site(site)).await;
+    }
+
+    /// Tells it that a deployment does worse than the one before it.
+    pub async fn regressed(&self, deployment: DeploymentName, why: Arc<str>) {
+        let _ = self.inputs.send(Input::Regressed { deployment, why }).await;
+    }
+
+    /// Says a verb.
+    ///
+    /// # Errors
+    /// [`VerbError`].
+    pub async fn say(&self, verb: Verb, who: &str) -> Result<Accepted, VerbError> {
+        let (answer, answered) = oneshot::channel();
+        let said = self.inputs.send(Input::Verb { verb, who: who.into(), answer }).await;
+        said.map_err(|_| VerbError::NotLeading)?;
+        answered.await.unwrap_or(Err(VerbError::NotLeading))
+    }
+
+    /// What it does.
+    #[must_use]
+    pub fn status(&self) -> Arc<Status> {
+        Arc::clone(&self.status.borrow())
+    }
+
+    /// What it does, to be waited on.
+    #[must_use]
+    pub fn statuses(&self) -> watch::Receiver<Arc<Status>> {
+        self.status.clone()
+    }
+
+    /// What the gates need, to be waited on.
+    #[must_use]
+    pub fn traffic(&self) -> watch::Receiver<Arc<Traffic>> {
+        self.traffic.clone()
+    }
+}
+
+/// Why a controller ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Ended {
+    /// A later one is at work.
+    #[error("a later controller is at work (generation {0})")]
+    Superseded(u64),
+    /// It was told to, and left everything as it was.
+    #[error("told to")]
+    Told,
+    /// Nothing can be written down.
+    #[error("{0}")]
+    Records(RecordError),
+}
+
+impl From<RecordError> for Ended {
+    fn from(error: RecordError) -> Self {
+        match error {
+            RecordError::Stale { highest } => Self::Superseded(highest),
+            RecordError::Store(_) => Self::Records(error),
+        }
+    }
+}
+
+/// One controller, in its task.
+pub struct Controller {
+    pub(crate) site: Arc<Site>,
+    pub(crate) parts: Parts,
+    pub(crate) hands: Hands,
+    pub(crate) hardware: Hardware,
+    pub(crate) hardware_at: Option<Timestamp>,
+    pub(crate) known: Known,
+    pub(crate) replicas: Vec<ReplicaHandle>,
+    pub(crate) routes: BTreeMap<AliasName, RouteRow>,
+    /// The shift in force: that of the last switch which came to its hour.
+    pub(crate) shift: Option<ShiftName>,
+    pub(crate) said: Option<Said>,
+    pub(crate) is_paused: bool,
+    pub(crate) run: Option<Run>,
+    pub(crate) next: Option<Plan>,
+    /// The last switch that is over.
+    pub(crate) last: Option<crate::records::SwitchRow>,
+    pub(crate) attempts: Attempts,
+    pub(crate) notes: Vec<crate::records::Note>,
+    pub(crate) planned_at: Option<Timestamp>,
+    pub(crate) is_stale: bool,
+    /// When failures were last looked at for a start of the timetable.
+    pub(crate) forgiven_at: Option<Timestamp>,
+    pub(crate) tasks: JoinSet<()>,
+    pub(crate) woken: Arc<Notify>,
+    pub(crate) me: mpsc::Sender<Input>,
+    inputs: mpsc::Receiver<Input>,
+    pub(crate) status: watch::Sender<Arc<Status>>,
+    pub(crate) traffic: watch::Sender<Arc<Traffic>>,
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller").field("shift", &self.shift).field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+impl Controller {
+    /// A controller that has looked at nothing yet. It takes over whatever there is with its first turn.
+    #[must_use]
+    pub fn new(site: Arc<Site>, parts: Parts, clock: Clock) -> (Self, ControllerHandle) {
+        let (me, inputs) = mpsc::channel(INPUTS_MAX);
+        let (status, statuses) = watch::channel(Arc::new(Status::default()));
+        let (traffic, traffics) = watch::channel(Arc::new(Traffic::default()));
+        let (eyes, looking) = Eyes::on(Arc::clone(&parts.launcher));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(looking);
+        let hands = Hands {
+            launcher: Arc::clone(&parts.launcher),
+            care: Arc::clone(&parts.care),
+            eyes,
+            clock,
+            generation: Arc::new(AtomicU64::new(0)),
+        };
+        let handle = ControllerHandle { inputs: me.clone(), status: statuses, traffic: traffics };
+        let controller = Self {
+            site,
+            parts,
+            hands,
+            hardware: Hardware::default(),
+            hardware_at: None,
+            known: Known::default(),
+            replicas: Vec::new(),
+            routes: BTreeMap::new(),
+            shift: None,
+            said: None,
+            is_paused: false,
+            run: None,
+            next: None,
+            last: None,
+            attempts: Attempts::default(),
+            notes: Vec::new(),
+            planned_at: None,
+            is_stale: false,
+            forgiven_at: None,
+            tasks,
+            woken: Arc::new(Notify::new()),
+            me,
+            inputs,
+            status,
+            traffic,
+        };
+        (controller, handle)
+    }
+
+    /// Takes turns until a later controller is at work, nothing can be written any more, or `end` comes. Engines are left
+    /// as they are.
+    pub async fn run(mut self, end: impl Future<Output = ()>) -> Ended {
+        tokio::pin!(end);
+        let adopted = tokio::select! {
+            adopted = self.take_over() => adopted,
+            () = &mut end => return Ended::Told,
+        };
+        if let Err(error) = adopted {
+            return error.into();
+        }
+        loop {
+            if let Err(error) = self.turn().await {
+                tracing::error!(%error, "the controller ends");
+                return error.into();
+            }
+            tokio::select! {
+                () = &mut end => return Ended::Told,
+                woken = timeout(TURN_EVERY, self.wake()) => {
+                    if let Ok(Some(input)) = woken
+                        && let Err(error) = self.hear(input).await
+                    {
+                        return error.into();
+                    }
+                }
+            }
+            // What else has come is heard before the next look at everything.
+            while let Ok(input) = self.inputs.try_recv() {
+                if let Err(error) = self.hear(input).await {
+                    return error.into();
+                }
+            }
+        }
+    }
+
+    async fn wake(&mut self) -> Option<Input> {
+        tokio::select! {
+            input = self.inputs.recv() => input,
+            () = self.woken.notified() => None,
+        }
+    }
+
+    async fn hear(&mut self, input: Input) -> Result<(), RecordError> {
+        let now = self.now();
+        match input {
+            Input::Site(site) => {
+                self.site = site;
+                self.is_stale = true;
+                self.hardware_at = None;
+                self.attempts.forget();
+            }
+            Input::Verb { verb, who, answer } => {
+                let said = self.verb(verb, &who, now).await;
+                let failed = match &said {
+                    Err(VerbError::Records(error)) => Some(error.clone()),
+                    Ok(_) | Err(_) => None,
+                };
+                // Whoever asked may have left.
+                let _ = answer.send(said);
+                if let Some(error @ RecordError::Stale { .. }) = failed {
+                    return Err(error);
+                }
+            }
+            Input::Routed { alias, generation, answer } => self.routed(&alias, generation, &answer)?,
+            Input::Regressed { deployment, why } => self.regressed(&deployment, &why, now),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        (self.hands.clock)()
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.hands.generation.load(Ordering::Acquire)
+    }
+
+    /// A new generation: everything that carries an older one is refused from now on.
+    pub(crate) async fn next_generation(&self) -> Result<u64, RecordError> {
+        let generation = self.parts.records.next_generation().await?;
+        self.hands.generation.store(generation, Ordering::Release);
+        Ok(generation)
+    }
+
+    /// What should be loaded at an instant.
+    pub(crate) fn desired(&self, at: Timestamp) -> Desired {
+        let over = self.said.as_ref().map(Said::to_override);
+        desired(&self.site, over.as_ref(), at)
+    }
+}

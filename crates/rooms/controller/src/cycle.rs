@@ -1,0 +1,626 @@
+//! One turn of the controller.
+//!
+//! ```text
+//! schedule -> plan -> prefetch -> verify -> deploy -> load -> warm -> (healthy?) switch -> drain -> unload
+//!                                                      \-> abort: the old deployment keeps serving
+//! ```
+//!
+//! A turn asks "what should be loaded now, and what is?" and never "what was I doing?": after a restart, a day asleep or
+//! new documents it goes on from what it sees. The steps of a switch themselves are in [`crate::run`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tidegate_config::site::{ModelSource, Target};
+use tidegate_core::{AliasName, DeploymentName, ShiftName};
+use tidegate_engine::Dialect;
+use tidegate_planner::generation::Generation;
+use tidegate_planner::hardware::{GpuId, GpuState};
+use tidegate_planner::instance::{self, State};
+use tidegate_planner::need::Need;
+use tidegate_planner::placement::{ReplicaKey, Seat, Seats};
+use tidegate_planner::plan::{Phase, Rules, Side, held};
+use tidegate_planner::switch::{Event, Mode, New, Old, Switch};
+use tidegate_planner::{Outlook, Plan, Timetable};
+
+use crate::controller::{Controller, HARDWARE_EVERY, Placed, Traffic};
+use crate::launcher::{Blueprint, Kept};
+use crate::records::{RecordError, SwitchRow};
+use crate::replica::ReplicaHandle;
+use crate::run::{Goal, Run, find};
+
+/// Longest load of an engine, from its start.
+pub(crate) const LOAD_MAX: Duration = Duration::from_mins(60);
+/// Longest warm-up and proof.
+pub(crate) const GATE_MAX: Duration = Duration::from_mins(20);
+/// How often a plan is made although nothing has changed.
+const PLAN_EVERY: SignedDuration = SignedDuration::from_secs(10);
+
+impl Controller {
+    /// One turn.
+    pub(crate) async fn turn(&mut self) -> Result<(), RecordError> {
+        let now = self.now();
+        self.look_at_hardware(now).await;
+        self.go_on(now).await?;
+        self.decide(now).await?;
+        self.keep_models(now);
+        self.tidy();
+        self.publish(now);
+        Ok(())
+    }
+
+    async fn look_at_hardware(&mut self, now: Timestamp) {
+        let is_due = self.hardware_at.is_none_or(|at| {
+            at.checked_add(SignedDuration::try_from(HARDWARE_EVERY).unwrap_or(SignedDuration::MAX))
+                .is_ok_and(|due| now >= due)
+        });
+        if !is_due {
+            return;
+        }
+        match self.parts.launcher.hardware().await {
+            Ok(hardware) => {
+                self.hardware_at = Some(now);
+                if hardware != self.hardware {
+                    self.hardware = hardware;
+                    self.is_stale = true;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "nodes are not known"),
+        }
+    }
+
+    /// The nodes, without the GPUs that are nobody's.
+    fn usable_hardware(&self) -> tidegate_planner::hardware::Hardware {
+        let mut hardware = self.hardware.clone();
+        let is_lost = |replica: &&ReplicaHandle| matches!(replica.state(), State::Quarantined { .. });
+        for GpuId { node, index } in self.replicas.iter().filter(is_lost).flat_map(|replica| replica.order.seat.gpus())
+        {
+            if let Some(gpu) = hardware.nodes.get_mut(&node).and_then(|node| node.gpus.get_mut(&index)) {
+                gpu.state = GpuState::Quarantined;
+            }
+        }
+        hardware
+    }
+
+    pub(crate) fn rules(&self, shift: &ShiftName, at: Timestamp) -> Rules {
+        let start = Timetable::new(&self.site.schedules).in_force(at).map(|start| start.slot.schedule);
+        let named = start.and_then(|name| self.site.schedules.get(&name));
+        let has = |schedule: &&tidegate_config::site::Schedule| schedule.shifts.iter().any(|own| own.name == *shift);
+        let schedule = named.or_else(|| self.site.schedules.values().find(has));
+        schedule.map_or_else(Rules::default, Rules::of)
+    }
+
+    /// What an engine of a deployment is started from, when the documents still say what that revision was.
+    pub(crate) fn blueprint(&self, name: &DeploymentName, revision: u64) -> Option<Arc<Blueprint>> {
+        let known = self.replicas.iter().map(|replica| &replica.order.blueprint);
+        let known = known.into_iter().find(|known| known.name == *name && known.revision == revision);
+        if let Some(known) = known {
+            return Some(Arc::clone(known));
+        }
+        let need = Need::of(&self.site, name).filter(|need| need.revision == revision)?;
+        let deployment = self.site.deployments.get(name)?;
+        let model = self.site.models.get(&deployment.model)?;
+        Some(Arc::new(Blueprint {
+            name: name.clone(),
+            deployment: deployment.clone(),
+            engine: self.site.engines.get(&model.engine).cloned(),
+            model: model.source.clone(),
+            dialect: Dialect::from(model.dialect),
+            revision,
+            may_sleep: need.can_sleep,
+        }))
+    }
+
+    /// Begins, gives up or replaces a switch, if what is desired calls for it.
+    async fn decide(&mut self, now: Timestamp) -> Result<(), RecordError> {
+        if !self.is_stale && !self.is_time_to_plan(now) {
+            return Ok(());
+        }
+        self.planned_at = Some(now);
+        let was_stale = std::mem::take(&mut self.is_stale);
+        self.forget_failures_at_a_start(now);
+        if self.run.is_some() && !self.is_run_void(now, was_stale) {
+            return Ok(());
+        }
+        if self.run.is_some() {
+            self.supersede(now).await?;
+        }
+        let outlook_site = Arc::clone(&self.site);
+        let outlook = self.outlook(&outlook_site);
+        let desired = self.desired(now);
+        let blocked = self.blocked(now);
+        let current = self.plan_to(&outlook, &desired.shift, now);
+        self.next = self.next_plan(&outlook, now);
+        if self.is_paused {
+            return Ok(());
+        }
+        if let Some(plan) = current.filter(|plan| is_worth_it(plan, &blocked)) {
+            let why: Arc<str> = format!("{} is desired now: {}", desired.shift, why_of(&desired.why)).into();
+            return self.begin(plan, &blocked, why, now).await;
+        }
+        if self.shift.as_ref() != Some(&desired.shift) {
+            self.shift = Some(desired.shift.clone());
+        }
+        let is_time = |plan: &Plan| now >= engines_start(plan) && is_worth_it(plan, &blocked);
+        if let Some(plan) = self.next.clone().filter(is_time) {
+            let why: Arc<str> = format!("{} starts at {}", plan.to, plan.at).into();
+            return self.begin(plan, &blocked, why, now).await;
+        }
+        Ok(())
+    }
+
+    fn is_time_to_plan(&self, now: Timestamp) -> bool {
+        let is_due = self.planned_at.is_none_or(|at| at.checked_add(PLAN_EVERY).is_ok_and(|due| now >= due));
+        let starts = self.next.as_ref().is_some_and(|plan| now >= engines_start(plan)) && self.run.is_none();
+        let is_other = self.run.is_none() && self.shift.as_ref() != Some(&self.desired(now).shift);
+        is_due || starts || is_other
+    }
+
+    /// A start of the timetable forgives what failed before it.
+    fn forget_failures_at_a_start(&mut self, now: Timestamp) {
+        let Some(before) = self.forgiven_at.replace(now) else { return };
+        let start = Timetable::new(&self.site.schedules).in_force(now).map(|start| start.at);
+        if start.is_some_and(|start| start > before) {
+            self.attempts.forget();
+        }
+    }
+
+    /// Whether the switch in progress is not what is wanted any more. One that goes back goes on with that.
+    fn is_run_void(&mut self, now: Timestamp, was_stale: bool) -> bool {
+        let Some(run) = &self.run else { return false };
+        if run.switch.mode == Mode::Aborts {
+            return false;
+        }
+        let (to, from, at) = (run.row.plan.to.clone(), run.row.plan.from.clone(), run.row.plan.at);
+        let at_hour = self.desired(now.max(at)).shift;
+        if at_hour == to {
+            let is_sooner = now < at && self.desired(now).shift == to && to != from;
+            return is_sooner || (was_stale && self.is_goal_moved(now));
+        }
+        if at_hour == from && now < at {
+            // held, or called off: what was started for it goes again
+            if let Some(run) = &mut self.run {
+                let generation = run.switch.generation;
+                run.queued.push(tidegate_planner::generation::Stamped { generation, what: Event::Abort });
+            }
+            return false;
+        }
+        true
+    }
+
+    /// Whether the documents, or the nodes, ask for something else than the switch in progress leads to.
+    fn is_goal_moved(&self, now: Timestamp) -> bool {
+        let Some(run) = &self.run else { return false };
+        let site = Arc::clone(&self.site);
+        let outlook = self.outlook(&site);
+        let goal = goal(&outlook, &run.row.plan.to);
+        let _ = now;
+        goal != run.goal
+    }
+
+    /// Ends the switch in progress where it is: the next plan begins with what is there.
+    async fn supersede(&mut self, now: Timestamp) -> Result<(), RecordError> {
+        let Some(mut run) = self.run.take() else { return Ok(()) };
+        tracing::info!(generation = run.row.generation, "something else is wanted: the switch is planned anew");
+        if now >= run.row.plan.at {
+            self.shift = Some(run.row.plan.to.clone());
+        }
+        run.row.ended = Some(now);
+        run.row.notes.push(crate::records::Note {
+            at: now,
+            code: "superseded".into(),
+            about: run.row.plan.to.as_str().into(),
+            text: "something else is wanted: planned anew from what is there".into(),
+        });
+        self.parts.records.save_switch(&run.row).await?;
+        self.last = Some(run.row);
+        Ok(())
+    }
+
+    /// All shifts placed, beginning with where replicas are.
+    pub(crate) fn outlook<'s>(&self, site: &'s tidegate_config::Site) -> Outlook<'s> {
+        let is_there = |replica: &&ReplicaHandle| {
+            let state = replica.state();
+            state.has_gpus() && !matches!(state, State::Quarantined { .. })
+        };
+        let pinned: BTreeMap<ReplicaKey, Seat> = self
+            .replicas
+            .iter()
+            .filter(is_there)
+            .map(|replica| (replica.order.key.clone(), replica.order.seat.clone()))
+            .collect();
+        let mut outlook = Outlook::new(site, self.usable_hardware(), self.known.clone(), &pinned);
+        outlook.seat_where_nothing_is_known();
+        outlook
+    }
+
+    /// The plan from what is there to a shift.
+    fn plan_to(&self, outlook: &Outlook<'_>, to: &ShiftName, at: Timestamp) -> Option<Plan> {
+        let goal = goal(outlook, to);
+        let (seats, revisions) = self.there(&goal);
+        let routes: BTreeMap<AliasName, Vec<Target>> = self
+            .routes
+            .iter()
+            .map(|(alias, row)| (alias.clone(), row.targets.iter().map(to_target).collect()))
+            .collect();
+        let from = self.shift_in_force();
+        let side = Side { shift: &from, seats: &seats, revisions: &revisions, routes: Some(&routes) };
+        outlook.from_observed(side, to, at, self.rules(to, at))
+    }
+
+    /// Who is there. One that is meant to be there and does not serve yet is to come, and one that sleeps or is on its
+    /// way out is not there.
+    fn there(&self, goal: &Goal) -> (Seats, BTreeMap<DeploymentName, u64>) {
+        let (mut seats, mut revisions) = (Seats::new(), BTreeMap::new());
+        for replica in &self.replicas {
+            let (key, seat, revision) = (&replica.order.key, &replica.order.seat, replica.order.blueprint.revision);
+            let state = replica.state();
+            let is_meant = goal.seats.contains(&(key.clone(), revision, seat.clone()));
+            let is_there = match state {
+                State::Serving => true,
+                // one that was proven and broke is started again by itself, where it was
+                State::Failed { retry_at: Some(_), attempt: 0, .. } => is_meant,
+                State::Loading { .. } | State::Warming { .. } | State::Draining { .. } | State::Drained => !is_meant,
+                _ => false,
+            };
+            if is_there {
+                seats.insert(key.clone(), seat.clone());
+                revisions.insert(key.deployment.clone(), revision);
+            }
+        }
+        (seats, revisions)
+    }
+
+    fn next_plan(&self, outlook: &Outlook<'_>, now: Timestamp) -> Option<Plan> {
+        let (to, at) = self.next_start(now)?;
+        self.plan_to(outlook, &to, at)
+    }
+
+    /// The next instant at which another shift is desired than now, and that shift.
+    pub(crate) fn next_start(&self, now: Timestamp) -> Option<(ShiftName, Timestamp)> {
+        let current = self.desired(now);
+        let timetable = Timetable::new(&self.site.schedules);
+        let mut at = current.until?;
+        loop {
+            let next = self.desired(at);
+            if next.shift != current.shift {
+                return Some((next.shift, at));
+            }
+            timetable.next_where(at, &|shift| *shift != current.shift)?;
+            at = next.until?;
+        }
+    }
+
+    fn blocked(&self, now: Timestamp) -> BTreeSet<(DeploymentName, u64)> {
+        self.attempts.blocked(now)
+    }
+
+    async fn begin(
+        &mut self,
+        plan: Plan,
+        blocked: &BTreeSet<(DeploymentName, u64)>,
+        why: Arc<str>,
+        now: Timestamp,
+    ) -> Result<(), RecordError> {
+        let generation = self.next_generation().await?;
+        let site = Arc::clone(&self.site);
+        let goal = goal(&self.outlook(&site), &plan.to);
+        let mut switch = Switch::new(&plan, Generation(generation));
+        switch.failed = failed_in(&plan, blocked);
+        // Routes as they are, and not as the documents say that they were.
+        let row = SwitchRow {
+            generation,
+            mode: switch.mode,
+            failed: switch.failed.clone(),
+            started: now,
+            ended: None,
+            outcome: None,
+            why,
+            notes: std::mem::take(&mut self.notes),
+            plan,
+        };
+        tracing::info!(generation, from = %row.plan.from, to = %row.plan.to, at = %row.plan.at, why = &*row.why, "switch begins");
+        self.parts.records.save_switch(&row).await?;
+        self.run = Some(Run { row, switch, queued: Vec::new(), deferred: BTreeSet::new(), steps: 0, goal });
+        self.go_on(now).await
+    }
+
+    /// Forgets replicas of which nothing is left, and ends those that nobody wants.
+    fn tidy(&mut self) {
+        let is_listed = |run: &Run, replica: &ReplicaHandle| {
+            let is = |(key, seat): &(ReplicaKey, Seat), revision| {
+                replica.order.key == *key && replica.order.seat == *seat && replica.order.blueprint.revision == revision
+            };
+            let new = run.row.plan.changes.iter().flat_map(|new| new.seats.iter().map(|seat| (seat, new.revision)));
+            let old = run.row.plan.departures.iter().flat_map(|old| old.seats.iter().map(|seat| (seat, old.revision)));
+            new.chain(old).any(|(seat, revision)| is(seat, revision))
+        };
+        let run = self.run.as_ref();
+        self.replicas.retain(|replica| !replica.is_over() || run.is_some_and(|run| is_listed(run, replica)));
+        let is_lost = |replica: &&ReplicaHandle| {
+            let is_failed = matches!(replica.state(), State::Failed { retry_at: None, .. });
+            is_failed && !run.is_some_and(|run| is_listed(run, replica))
+        };
+        self.replicas.iter().filter(is_lost).for_each(|replica| replica.tell(instance::Event::Unwant));
+    }
+
+    /// A person's word that a GPU is free counts for every replica that was on it.
+    pub(crate) fn release(&self, node: &str, gpu: u32) {
+        let has =
+            |replica: &&ReplicaHandle| replica.order.seat.gpus().iter().any(|id| &*id.node == node && id.index == gpu);
+        self.replicas.iter().filter(has).for_each(|replica| replica.tell(instance::Event::Release));
+    }
+
+    fn publish(&self, now: Timestamp) {
+        let placed: Vec<Placed> = self
+            .replicas
+            .iter()
+            .filter_map(|replica| {
+                let backend = replica.now().backend?;
+                let blueprint = &replica.order.blueprint;
+                Some(Placed { deployment: blueprint.name.clone(), revision: blueprint.revision, backend })
+            })
+            .collect();
+        let shift = self.shift.clone();
+        self.traffic.send_if_modified(|traffic| {
+            let is_same = traffic.shift == shift
+                && traffic.placed.len() == placed.len()
+                && traffic.placed.iter().zip(&placed).all(|(a, b)| Arc::ptr_eq(&a.backend, &b.backend));
+            *traffic = Arc::new(Traffic { placed, shift });
+            !is_same
+        });
+        self.status.send_replace(Arc::new(self.describe(now)));
+    }
+
+    /// Tells the nodes what their caches shall hold, whenever a plan was made.
+    fn keep_models(&mut self, now: Timestamp) {
+        if self.planned_at != Some(now) {
+            return;
+        }
+        let (launcher, generation, kept) = (Arc::clone(&self.parts.launcher), self.generation(), self.kept(now));
+        self.tasks.spawn(async move {
+            if let Err(error) = launcher.keep(generation, &kept).await {
+                tracing::debug!(%error, "nodes do not know what to keep");
+            }
+        });
+    }
+
+    /// What the nodes' caches shall hold: what is loaded, what the coming shift needs, and the way back.
+    pub(crate) fn kept(&self, now: Timestamp) -> Vec<Kept> {
+        let mut kept: BTreeMap<(Arc<str>, Arc<str>), Kept> = BTreeMap::new();
+        let mut add = |blueprint: &Blueprint, seat: &Seat, next_use: Option<Timestamp>, why: &str| {
+            let Some(ModelSource::Store { path, digest }) = &blueprint.model else { return };
+            for part in &seat.parts {
+                let one = Kept {
+                    node: Arc::clone(&part.node),
+                    path: Arc::clone(path),
+                    digest: digest.clone(),
+                    next_use,
+                    why: why.into(),
+                };
+                let at = (Arc::clone(&part.node), Arc::clone(path));
+                kept.entry(at).and_modify(|known| known.next_use = known.next_use.min(next_use)).or_insert(one);
+            }
+        };
+        for replica in self.replicas.iter().filter(|replica| !replica.is_over()) {
+            add(&replica.order.blueprint, &replica.order.seat, None, "loaded");
+        }
+        let plans = self.next.iter().chain(self.run.as_ref().map(|run| &run.row.plan));
+        for plan in plans {
+            for change in &plan.changes {
+                let Some(blueprint) = self.blueprint(&change.deployment, change.revision) else { continue };
+                change.seats.iter().for_each(|(_, seat)| add(&blueprint, seat, Some(plan.at.max(now)), "next shift"));
+            }
+        }
+        for old in self.last.iter().flat_map(|last| &last.plan.departures) {
+            let Some(blueprint) = self.blueprint(&old.deployment, old.revision) else { continue };
+            old.seats.iter().for_each(|(_, seat)| add(&blueprint, seat, Some(now), "way back"));
+        }
+        kept.into_values().collect()
+    }
+
+    /// Takes over what is there: engines of an earlier controller, its routes, and a switch that it did not finish.
+    pub(crate) async fn take_over(&mut self) -> Result<(), RecordError> {
+        let records = Arc::clone(&self.parts.records);
+        self.next_generation().await?;
+        self.routes = records.routes().await?;
+        self.said = records.said().await?;
+        self.known.phases = self.phases(records.measured().await?);
+        let sight = self.hands.eyes.first().await;
+        let now = self.now();
+        self.look_at_hardware(now).await;
+        let last = records.last_switch().await?;
+        self.adopt(&sight);
+        match last {
+            Some(row) if row.ended.is_none() => self.resume_switch(row).await?,
+            Some(row) => {
+                let is_aborted = row.outcome == Some(tidegate_planner::switch::Outcome::Aborted);
+                let shift = if is_aborted { &row.plan.from } else { &row.plan.to };
+                self.shift = Some(shift.clone()).filter(|shift| self.site.shifts().contains(shift));
+                self.last = Some(row);
+            }
+            None => {}
+        }
+        self.is_stale = true;
+        self.forgiven_at = Some(now);
+        Ok(())
+    }
+
+    fn phases(
+        &self,
+        measured: BTreeMap<(DeploymentName, u64), tidegate_planner::plan::Phases>,
+    ) -> BTreeMap<DeploymentName, tidegate_planner::plan::Phases> {
+        let is_now = |name: &DeploymentName, revision: u64| {
+            Need::of(&self.site, name).is_some_and(|need| need.revision == revision)
+        };
+        let now = measured.into_iter().filter(|((name, revision), _)| is_now(name, *revision));
+        now.map(|((name, _), phases)| (name, phases)).collect()
+    }
+
+    /// Drives what runs: what is routed serves on, everything else is proven anew. What the documents do not know any
+    /// more is ended.
+    fn adopt(&mut self, sight: &crate::sight::Sight) {
+        for seen in sight.seen.values() {
+            let name = &seen.key.deployment;
+            let is_routed = self.routes.values().flat_map(|row| &row.targets).any(|target| {
+                target.deployment == *name && target.revision.is_none_or(|revision| revision == seen.revision)
+            });
+            let known = self.blueprint(name, seen.revision);
+            let is_ending = !matches!(
+                seen.state,
+                crate::launcher::SeenState::Running { .. } | crate::launcher::SeenState::Pending { .. }
+            );
+            let now = self.now();
+            let soon = now.checked_add(SignedDuration::from_mins(60)).unwrap_or(Timestamp::MAX);
+            let end = instance::End::Unwanted;
+            let state = match (&known, is_ending) {
+                (Some(_), false) if is_routed => State::Serving,
+                (Some(_), false) => State::Loading { attempt: 1, deadline: soon },
+                (Some(_), true) | (None, _) => {
+                    State::Stopping { kill_at: soon.min(later(now, instance::TERM_GRACE)), end }
+                }
+            };
+            tracing::info!(instance = %seen.instance, state = crate::replica::state_name(&state), "taken over");
+            let blueprint = known.unwrap_or_else(|| Arc::new(Blueprint::gone(name.clone(), seen.revision)));
+            let order = crate::launcher::Order {
+                instance: seen.instance.clone(),
+                key: seen.key.clone(),
+                seat: seen.seat.clone(),
+                blueprint,
+            };
+            self.drive(order, state);
+        }
+    }
+
+    /// Goes on with a switch that an earlier controller began: its machine is filled from what is seen.
+    async fn resume_switch(&mut self, mut row: SwitchRow) -> Result<(), RecordError> {
+        let now = self.now();
+        let is_known = |name: &DeploymentName| self.site.deployments.contains_key(name);
+        let all = row.plan.changes.iter().map(|new| &new.deployment);
+        if !all.clone().all(is_known) || !self.site.shifts().contains(&row.plan.to) {
+            row.ended = Some(now);
+            row.generation = self.generation();
+            return self.parts.records.save_switch(&row).await;
+        }
+        let before = row.generation;
+        row.generation = self.generation();
+        let mut switch = Switch::new(&row.plan, Generation(row.generation));
+        switch.mode = row.mode;
+        switch.failed.clone_from(&row.failed);
+        for change in &row.plan.changes {
+            let runs = change.seats.iter().any(|(key, seat)| {
+                find(&self.replicas, key, change.revision, seat).is_some_and(|replica| !replica.is_over())
+            });
+            switch.new.insert(change.deployment.clone(), if runs { New::Starting } else { New::Planned });
+        }
+        for old in &row.plan.departures {
+            let state = |(key, seat): &(ReplicaKey, Seat)| {
+                find(&self.replicas, key, old.revision, seat).map_or(State::Absent, ReplicaHandle::state)
+            };
+            let states: Vec<State> = old.seats.iter().map(state).collect();
+            let is_gone = states.iter().all(|state| matches!(state, State::Absent | State::Stopped));
+            let is_ending = states.iter().any(|state| matches!(state, State::Stopping { .. } | State::Proving { .. }));
+            let is_asleep = states.iter().all(|state| matches!(state, State::Asleep { .. }));
+            let state = match () {
+                () if is_gone => Old::Gone,
+                () if is_asleep => Old::Asleep,
+                () if is_ending => Old::Stopping,
+                () => Old::Serving,
+            };
+            switch.old.insert(old.deployment.clone(), state);
+        }
+        for (alias, line) in &mut switch.lines {
+            let Some(route) = self.routes.get(alias) else { continue };
+            let members: Vec<_> = route.targets.iter().map(|target| member(&row.plan, target)).collect();
+            line.wanted.clone_from(&members);
+            line.confirmed = members;
+        }
+        tracing::info!(before, generation = row.generation, to = %row.plan.to, "goes on with the switch that was under way");
+        self.shift = Some(if now >= row.plan.at && row.mode != Mode::Aborts {
+            row.plan.to.clone()
+        } else {
+            row.plan.from.clone()
+        });
+        self.parts.records.save_switch(&row).await?;
+        let site = Arc::clone(&self.site);
+        let goal = goal(&self.outlook(&site), &row.plan.to);
+        self.run = Some(Run { row, switch, queued: Vec::new(), deferred: BTreeSet::new(), steps: 0, goal });
+        Ok(())
+    }
+}
+
+fn later(at: Timestamp, by: Duration) -> Timestamp {
+    SignedDuration::try_from(by).ok().and_then(|by| at.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
+}
+
+fn member(plan: &Plan, target: &crate::route::RouteTarget) -> tidegate_planner::switch::Member {
+    use tidegate_planner::switch::{Member, Side};
+    let is_new = plan.changes.iter().any(|new| {
+        new.deployment == target.deployment && target.revision.is_some_and(|revision| revision == new.revision)
+    });
+    let is_old = plan.departures.iter().any(|old| {
+        old.deployment == target.deployment && target.revision.is_none_or(|revision| revision == old.revision)
+    });
+    let side = if is_old && !(is_new && target.revision.is_some()) {
+        Side::Old
+    } else if is_new {
+        Side::New
+    } else {
+        Side::Stays
+    };
+    Member { deployment: target.deployment.clone(), side }
+}
+
+fn to_target(target: &crate::route::RouteTarget) -> Target {
+    Target { deployment: target.deployment.clone(), weight: target.weight }
+}
+
+/// What a shift comes to.
+fn goal(outlook: &Outlook<'_>, to: &ShiftName) -> Goal {
+    let site = outlook.site();
+    let revision = |name: &DeploymentName| outlook.needs().get(name).map_or(0, |need| need.revision);
+    let seats = outlook.seats(to).into_iter().flatten();
+    let seats = seats.map(|(key, seat)| (key.clone(), revision(&key.deployment), seat.clone())).collect();
+    let route = |(name, alias): (&AliasName, &tidegate_config::site::Alias)| {
+        let targets = match alias.shifts.get(to) {
+            Some(tidegate_config::site::ShiftTargets::Targets(targets)) => targets.as_slice(),
+            Some(tidegate_config::site::ShiftTargets::Absent { substitute: _ }) | None => &[],
+        };
+        (name.clone(), targets.iter().map(|target| (target.deployment.clone(), target.weight)).collect())
+    };
+    Goal { seats, routes: site.aliases.iter().map(route).collect() }
+}
+
+fn failed_in(plan: &Plan, blocked: &BTreeSet<(DeploymentName, u64)>) -> BTreeSet<DeploymentName> {
+    let is_blocked =
+        |change: &&tidegate_planner::plan::Change| blocked.contains(&(change.deployment.clone(), change.revision));
+    plan.changes.iter().filter(is_blocked).map(|change| change.deployment.clone()).collect()
+}
+
+/// Whether something would change although what failed lately does not come.
+fn is_worth_it(plan: &Plan, blocked: &BTreeSet<(DeploymentName, u64)>) -> bool {
+    let held = held(plan, &failed_in(plan, blocked));
+    plan.changes.iter().any(|new| !held.new.contains(&new.deployment))
+        || plan.departures.iter().any(|old| !held.old.contains(&old.deployment))
+        || plan.routes.iter().any(|route| !held.aliases.contains(&route.alias))
+}
+
+/// When the first engine of a plan is started.
+fn engines_start(plan: &Plan) -> Timestamp {
+    let steps = plan.changes.iter().flat_map(|change| &change.steps);
+    let deploys = steps.filter(|step| step.phase >= Phase::Deploy).map(|step| step.from);
+    deploys.chain([plan.at]).min().unwrap_or(plan.at)
+}
+
+fn why_of(why: &tidegate_planner::desired::Why) -> &'static str {
+    use tidegate_planner::desired::Why;
+    match why {
+        Why::Override => "somebody said so",
+        Why::Exception(_) => "an exceptional date",
+        Why::Schedule(_) => "the timetable",
+        Why::BeforeFirstStart => "the timetable's first shift",
+        Why::Always => "the documents",
+    }
+}
