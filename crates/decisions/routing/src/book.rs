@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use tidegate_core::{Monotonic, ReplicaId};
 
@@ -57,7 +57,18 @@ pub struct Replica {
     bookings: Bookings,
     breaker: Mutex<Breaker>,
     /// Mirror of "the breaker is closed", so that the common case takes no lock.
-    closed: std::sync::atomic::AtomicBool,
+    closed: AtomicBool,
+    /// Whether what it still has is to be ended.
+    cut: AtomicBool,
+}
+
+/// Counts cuts of all replicas, so that whoever has many requests looks at them only when there was one.
+static CUTS: AtomicU64 = AtomicU64::new(0);
+
+/// How often any replica of this process was cut: it moves after [`Replica::is_cut`] has become true.
+#[must_use]
+pub fn cuts() -> u64 {
+    CUTS.load(Ordering::Acquire)
 }
 
 impl Replica {
@@ -69,7 +80,8 @@ impl Replica {
             state: AtomicU8::new(ReplicaState::Starting as u8),
             bookings: Bookings::default(),
             breaker: Mutex::new(Breaker::new(BreakerSettings::default())),
-            closed: std::sync::atomic::AtomicBool::new(true),
+            closed: AtomicBool::new(true),
+            cut: AtomicBool::new(false),
         }
     }
 
@@ -86,12 +98,31 @@ impl Replica {
     }
 
     /// Sets the state; only the prober and the launcher do. A replica that was proven again starts with a closed
-    /// breaker.
+    /// breaker, and what it gets from then on is not cut.
     pub fn set_state(&self, state: ReplicaState) {
+        if state == ReplicaState::Serving {
+            self.cut.store(false, Ordering::Release);
+        }
         let before = self.state.swap(state as u8, Ordering::AcqRel);
         if state == ReplicaState::Serving && before != state as u8 {
             self.with_breaker(|breaker| *breaker = Breaker::new(BreakerSettings::default()));
         }
+    }
+
+    /// Ends what it still has: the end of a drain. Streams get a terminal error event, requests that have no answer yet
+    /// are tried elsewhere or get an error answer, within a tick of the gate. Does nothing to a replica that serves.
+    pub fn cut(&self) {
+        if self.state() == ReplicaState::Serving {
+            return;
+        }
+        self.cut.store(true, Ordering::Release);
+        CUTS.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether what it still has is to be ended.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
     }
 
     /// Requests of ours that it has now.
@@ -265,6 +296,20 @@ mod tests {
         replica.set_state(ReplicaState::Failing);
         replica.set_state(ReplicaState::Serving);
         assert!(replica.is_pickable(NOW));
+    }
+
+    #[test]
+    fn only_what_does_not_serve_is_cut_and_serving_again_ends_it() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        replica.set_state(ReplicaState::Serving);
+        let before = cuts();
+        replica.cut();
+        assert!(!replica.is_cut());
+        replica.set_state(ReplicaState::Draining);
+        replica.cut();
+        assert!(replica.is_cut() && cuts() > before);
+        replica.set_state(ReplicaState::Serving);
+        assert!(!replica.is_cut());
     }
 
     #[test]

@@ -116,6 +116,14 @@ pub fn whole_timeout() -> AttemptEnd {
     AttemptEnd::Final(Fault::new(Case::UpstreamTimeout).internal("the answer was not complete in time"))
 }
 
+/// The replica is stopped at the end of its drain: nothing is wrong with it, and another may answer.
+#[must_use]
+pub fn taken_out() -> AttemptEnd {
+    let text = "the replica that had this request was stopped: its model is being switched";
+    let fault = Fault::new(Case::UpstreamUnreachable).saying(text).internal("cut at the end of the replica's drain");
+    AttemptEnd::Retryable { fault, trips_breaker: false }
+}
+
 /// Whether a 2xx head is what was asked for: events for a stream, JSON otherwise.
 ///
 /// # Errors

@@ -3,15 +3,18 @@
 //! A stream moves its gap deadline with every event. A timer reset per event would cost more than relaying it; here
 //! it is one store to a cell. The price is precision: a deadline fires up to one [`TICK`] late, never early.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use slab::Slab;
 use tidegate_core::{Monotonic, Unix};
+use tidegate_routing::Replica;
+use tidegate_routing::book::cuts;
 use tokio::time::Instant;
 
 /// How late a deadline may fire.
@@ -73,27 +76,50 @@ struct Slot {
     at: Cell<Monotonic>,
     fired: Cell<bool>,
     waker: RefCell<Option<Waker>>,
+    /// Who is asked: when it is cut, that is a deadline, too.
+    replica: OnceCell<Arc<Replica>>,
+    is_cut: Cell<bool>,
+}
+
+impl Slot {
+    /// Whether it passes now, and did not before.
+    fn passes(&self, now: Monotonic, anybody_was_cut: bool) -> bool {
+        if anybody_was_cut && !self.is_cut.get() && self.replica.get().is_some_and(|replica| replica.is_cut()) {
+            self.is_cut.set(true);
+            return true;
+        }
+        self.at.get() <= now && !self.fired.replace(true)
+    }
 }
 
 /// All deadlines of one core.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     slots: RefCell<Slab<Rc<Slot>>>,
+    /// As they were at the last tick.
+    cuts: Cell<u64>,
 }
 
 impl Deadlines {
     /// A deadline at `at`; it is forgotten when the value is dropped.
     pub(crate) fn at(self: &Rc<Self>, at: Monotonic) -> Deadline {
-        let slot = Rc::new(Slot { at: Cell::new(at), fired: Cell::new(false), waker: RefCell::new(None) });
+        let slot = Rc::new(Slot {
+            at: Cell::new(at),
+            fired: Cell::new(false),
+            waker: RefCell::new(None),
+            replica: OnceCell::new(),
+            is_cut: Cell::new(false),
+        });
         let key = self.slots.borrow_mut().insert(Rc::clone(&slot));
         Deadline { owner: Rc::clone(self), key, slot }
     }
 
-    /// Wakes everybody whose deadline has passed.
+    /// Wakes everybody whose deadline has passed, or whose replica was cut.
     pub(crate) fn tick(&self, now: Monotonic) {
+        let cuts = cuts();
+        let anybody_was_cut = self.cuts.replace(cuts) != cuts;
         for (_, slot) in self.slots.borrow().iter() {
-            if slot.at.get() <= now
-                && !slot.fired.replace(true)
+            if slot.passes(now, anybody_was_cut)
                 && let Some(waker) = slot.waker.borrow_mut().take()
             {
                 waker.wake();
@@ -121,9 +147,21 @@ impl Deadline {
         self.slot.fired.set(false);
     }
 
+    /// From now on it also passes when the replica is cut. Of two replicas the first counts.
+    pub(crate) fn follow(&self, replica: &Arc<Replica>) {
+        let followed = self.slot.replica.get_or_init(|| Arc::clone(replica));
+        // A cut before this is one that no tick will see: ticks look when there was one since the last.
+        self.slot.is_cut.set(followed.is_cut());
+    }
+
+    /// Whether the replica was cut.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.slot.is_cut.get()
+    }
+
     /// Whether it has passed; if not, the task is woken when it does.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Elapsed> {
-        if self.slot.fired.get() {
+        if self.slot.fired.get() || self.is_cut() {
             return Poll::Ready(Elapsed);
         }
         let mut waker = self.slot.waker.borrow_mut();
@@ -183,6 +221,25 @@ mod tests {
         deadline.set(Monotonic::from_ms(60));
         deadlines.tick(Monotonic::from_ms(50));
         assert_eq!(deadline.bound(async { 8 }).await, Ok(8), "it can be used again");
+    }
+
+    #[test]
+    fn a_cut_replica_is_a_deadline_however_often_it_is_moved() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        let (deadlines, other) = (Rc::new(Deadlines::default()), Arc::new(Replica::new("d/1".into())));
+        let (deadline, bystander) = (deadlines.at(Monotonic::from_ms(1_000)), deadlines.at(Monotonic::from_ms(1_000)));
+        deadline.follow(&replica);
+        bystander.follow(&other);
+        replica.cut();
+        deadlines.tick(Monotonic::from_ms(10));
+        deadline.set(Monotonic::from_ms(2_000));
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(deadline.poll(&mut context), Poll::Ready(Elapsed));
+        assert!(deadline.is_cut() && !bystander.is_cut());
+        assert_eq!(bystander.poll(&mut context), Poll::Pending);
+        let late = deadlines.at(Monotonic::from_ms(1_000));
+        late.follow(&replica);
+        assert!(late.is_cut(), "booked before the cut, followed after it");
     }
 
     #[test]

@@ -122,6 +122,7 @@ fn begin(picked: Picked, route: &Route, shape: Shape, tail: &mut Tail) -> Exchan
     // An upload takes its time before its engine can say anything: it has that of an answer that comes at once.
     let until = if tail.streamed { now.after(timeouts.first_byte) } else { first.after(timeouts.whole) }.min(whole);
     let deadline = tail.core.deadlines.at(until);
+    deadline.follow(backend.replica());
     Exchange { deployment, backend, shape, deadline, whole, gap: timeouts.gap, connect: timeouts.connect }
 }
 
@@ -183,6 +184,11 @@ impl Exchange {
 
     /// Not repeated: the caller has waited for as long as one may wait.
     fn timed_out(&self, tail: &Tail) -> Failed {
+        if self.deadline.is_cut() {
+            let end = attempt::taken_out();
+            // An upload streams through once.
+            return if tail.upload.is_some() { AttemptEnd::Final(end.into_fault()) } else { end }.into();
+        }
         let end = if tail.streamed { attempt::first_byte_timeout() } else { attempt::whole_timeout() };
         Failed::waiting(end)
     }

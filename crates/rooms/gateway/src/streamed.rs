@@ -207,11 +207,15 @@ impl Streamed {
     /// One read of the engine, or the deadline. Before the head has left, the tail is the caller's.
     fn poll_step(&mut self, context: &mut Context<'_>, mut lent: Option<&mut Tail>) -> Poll<Step> {
         let Some(upstream) = &mut self.upstream else { return Poll::Ready(Step::Complete(Bytes::new())) };
+        if self.deadline.is_cut() {
+            return Poll::Ready(over(self.reader.ended(), attempt::taken_out()));
+        }
         let read = match Pin::new(&mut *upstream).poll_frame(context) {
             Poll::Pending => {
                 let is_first = lent.is_some();
                 let ended = self.reader.ended();
-                return self.deadline.poll(context).map(|_| over(ended, silent(is_first)));
+                let end = || if self.deadline.is_cut() { attempt::taken_out() } else { silent(is_first) };
+                return self.deadline.poll(context).map(|_| over(ended, end()));
             }
             Poll::Ready(read) => read,
         };

@@ -119,7 +119,7 @@ fn upstream_ids_are_ours_and_differ_by_attempt() {
 }
 
 /// The endpoints that stream, with documents that make them work.
-fn streams() -> Vec<(&'static str, String, String)> {
+pub(crate) fn streams() -> Vec<(&'static str, String, String)> {
     let chat = || CHAT_STREAM.to_owned();
     vec![
         (CHATS, SITE.to_owned(), chat()),
@@ -131,7 +131,7 @@ fn streams() -> Vec<(&'static str, String, String)> {
 }
 
 /// The last event is the error, in the protocol of the path, and nothing says that the answer is whole.
-fn assert_interrupted(path: &str, answer: &Answer) {
+pub(crate) fn assert_interrupted(path: &str, answer: &Answer) {
     let text = answer.text();
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(!text.contains("[DONE]") && !text.contains("message_stop"), "{text}");

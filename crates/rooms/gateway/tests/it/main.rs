@@ -8,6 +8,7 @@ mod accounting;
 mod attacks;
 mod basics;
 mod bounds;
+mod drain;
 mod faults;
 mod h2;
 mod kill;
