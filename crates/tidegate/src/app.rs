@@ -17,11 +17,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tidegate_config::Site;
 use tidegate_config::site::{Counters, SecretRef, Tls};
-use tidegate_controller::{Backends, Fleet, FleetSettings, ModelFolders};
+use tidegate_controller::{Fleet, FleetSettings, ModelFolders};
 use tidegate_core::{ModelName, ShiftName, Unix};
 use tidegate_engine::launch::{DRIVER_FOLDER, GpuDriver};
 use tidegate_engine::tokenizer::Tokenizer;
-use tidegate_gateway::catalogue::{Catalogue, Parts};
 use tidegate_gateway::metrics::Metrics;
 use tidegate_gateway::{Clock, CoreParts, Gateway, Shared};
 use tidegate_identity::{PeerThrottle, Pepper, SharedKeyring};
@@ -30,6 +29,7 @@ use tidegate_store::store::Shift;
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Recovery, Store, WriterOptions};
 use tokio::runtime::Handle;
 
+use crate::catalogues::{Catalogues, Ingredients};
 use crate::desk::{Desk, Documents};
 use crate::fleet_metrics::{FleetCollector, LedgerCollector, ReloadLabels};
 use crate::known::Known;
@@ -54,6 +54,8 @@ pub(crate) struct App {
     pub(crate) journals: Arc<Journals>,
     pub(crate) writer: Arc<LedgerWriter>,
     pub(crate) shared: Arc<Shared>,
+    /// Makes the catalogue in force anew.
+    pub(crate) catalogues: Arc<Catalogues>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) pepper: Arc<Pepper>,
     pub(crate) reloaded: Arc<Mutex<Documents>>,
@@ -146,7 +148,8 @@ pub(crate) async fn build(
     let opened = Known::of(&site, &documents);
     opened.save(state.path())?;
     let tokenizers = tokenizers(&site, models.as_deref());
-    let shared = share(&site, (shift.as_ref(), &tokenizers), &books, &pepper, &fleet, &mut registry).await?;
+    let (shared, catalogues) =
+        share(&site, (shift.as_ref(), &tokenizers), &books, &pepper, &fleet, &mut registry).await?;
     fleet.first_look(FIRST_LOOK).await;
     let gateway = Gateway::start(&shared, core_parts(listeners, &books.journals)?, tls, site.gateway.drain)?;
     let reloaded = Arc::new(Mutex::new(Documents { generation: 1, loaded_at: jiff::Timestamp::now(), refused: None }));
@@ -173,6 +176,7 @@ pub(crate) async fn build(
         journals,
         writer,
         shared,
+        catalogues,
         fleet,
         pepper,
         reloaded,
@@ -192,17 +196,18 @@ async fn share(
     pepper: &Arc<Pepper>,
     fleet: &Fleet,
     registry: &mut Registry,
-) -> anyhow::Result<Arc<Shared>> {
+) -> anyhow::Result<(Arc<Shared>, Arc<Catalogues>)> {
     let metrics = Arc::new(Metrics::register(registry));
     let clock = Clock::start();
     let counters = Arc::new(MemoryCounters::new());
     let now = (clock.now(), tidegate_store::clock::wall());
     rebuild(&counters, site, &books.store, &books.recovery, now).await?;
     let keyring = tidegate_console::load_keyring(&books.store, Arc::clone(pepper), None).await?;
-    let backends = fleet.apply(site);
-    let catalogue = catalogue(site, shift_in_force(site, shift), 1, &backends, tokenizers, &metrics);
+    let backends = fleet.apply(site).into();
+    let (shift, routes) = (shift_in_force(site, shift), books.store.routes().await?);
+    let ingredients = Ingredients::new(Arc::clone(site), shift, backends, tokenizers.clone(), routes);
     let shared = Arc::new(Shared {
-        catalogue: ArcSwap::from_pointee(catalogue),
+        catalogue: ArcSwap::from_pointee(ingredients.catalogue(1, &metrics)),
         keyring: Arc::new(SharedKeyring::new(keyring)),
         counters,
         metrics,
@@ -214,7 +219,8 @@ async fn share(
     registry.register_collector(Box::new(FleetCollector(Arc::clone(&shared))));
     let (journals, writer) = (Arc::clone(&books.journals), Arc::clone(&books.writer));
     registry.register_collector(Box::new(LedgerCollector { journals, writer }));
-    Ok(shared)
+    let catalogues = Catalogues::new(Arc::clone(&shared), ingredients);
+    Ok((shared, Arc::new(catalogues)))
 }
 
 /// What the documents may say but this version does not do yet is refused, not ignored.
@@ -314,18 +320,6 @@ pub(crate) fn tokenizers(site: &Site, models: Option<&Models>) -> Tokenizers {
         }
     }
     found
-}
-
-pub(crate) fn catalogue(
-    site: &Arc<Site>,
-    shift: ShiftName,
-    generation: u64,
-    backends: &Backends,
-    tokenizers: &Tokenizers,
-    metrics: &Metrics,
-) -> Catalogue {
-    let created = tidegate_store::clock::wall().ms / 1_000;
-    Catalogue::new(Arc::clone(site), &Parts { shift, generation, created, backends, tokenizers, metrics })
 }
 
 impl App {

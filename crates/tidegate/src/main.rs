@@ -2,6 +2,7 @@
 
 mod admin_client;
 mod app;
+mod catalogues;
 mod check;
 mod cli;
 mod desk;

@@ -1,4 +1,4 @@
-//! Changes while the process runs: documents on disk, keys in the store, time passing.
+//! Changes while the process runs: documents on disk, keys and routes in the store, time passing.
 //!
 //! A reload is atomic: the new documents are read and checked as a whole and then put in force with one store to one
 //! pointer. When they are wrong the old ones stay, and status, metric and log say so.
@@ -32,8 +32,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(10);
 pub(crate) async fn watch_all(app: &App, hangup: &mut Signal) -> anyhow::Result<()> {
     let changed = Arc::new(Notify::new());
     let _watcher = watch_files(&app.documents, Arc::clone(&changed));
-    let keys = ChangeWatcher::start(&app.store, POLL_INTERVAL).await?;
-    tokio::join!(documents(app, &changed, hangup), self::keys(app, keys.changes()), housekeeping(app));
+    let store = ChangeWatcher::start(&app.store, POLL_INTERVAL).await?;
+    tokio::join!(documents(app, &changed, hangup), store_changes(app, store.changes()), housekeeping(app));
     Ok(())
 }
 
@@ -163,11 +163,14 @@ fn put_in_force(app: &App, fresh: Fresh) {
     let Fresh { site, tokenizers } = fresh;
     let old = app.shared.catalogue.load_full();
     warn_of_fixed(&site, &old.site);
-    let shift = app::shift_in_force(&site, app.shift.as_ref());
-    let generation = old.generation + 1;
-    let backends = app.fleet.apply(&site);
-    let catalogue = app::catalogue(&site, shift, generation, &backends, &tokenizers, &app.shared.metrics);
-    app.shared.catalogue.store(Arc::new(catalogue));
+    let backends = app.fleet.apply(&site).into();
+    app.catalogues.change(|ingredients| {
+        ingredients.shift = app::shift_in_force(&site, app.shift.as_ref());
+        ingredients.site = Arc::clone(&site);
+        ingredients.backends = backends;
+        ingredients.tokenizers = tokenizers;
+    });
+    let generation = app.reloaded.lock().generation + 1;
     *app.reloaded.lock() = Documents { generation, loaded_at: jiff::Timestamp::now(), refused: None };
     app.reloads.note("ok");
     note_documents(app, &site);
@@ -180,8 +183,10 @@ fn refused(app: &App, why: &str) {
     app.reloads.note("refused");
 }
 
-async fn keys(app: &App, mut changes: watch::Receiver<Changes>) {
+async fn store_changes(app: &App, mut changes: watch::Receiver<Changes>) {
     let mut seen = *changes.borrow_and_update();
+    // Routes that changed between the start's reading and the watcher's are read now.
+    let mut routes_behind = seen.routes != app.catalogues.routes_in_force();
     let mut is_behind = false;
     loop {
         let now = tokio::select! {
@@ -190,7 +195,7 @@ async fn keys(app: &App, mut changes: watch::Receiver<Changes>) {
                 Err(_) => return,
             },
             // A read that failed is not forgotten: what it missed may be a revocation.
-            () = sleep(POLL_INTERVAL), if is_behind => *changes.borrow(),
+            () = sleep(POLL_INTERVAL), if is_behind || routes_behind => *changes.borrow(),
         };
         if now.reachable != seen.reachable {
             tracing::warn!(reachable = now.reachable, "store");
@@ -198,9 +203,26 @@ async fn keys(app: &App, mut changes: watch::Receiver<Changes>) {
         if now.keys != seen.keys || is_behind {
             is_behind = !read_keys(app).await;
         }
+        if now.routes != seen.routes || routes_behind {
+            routes_behind = !read_routes(app).await;
+        }
         let state = if now.reachable { StoreState::Connected } else { StoreState::Away };
         app.shared.keyring.note_store(state);
         seen = now;
+    }
+}
+
+/// Whether aliases go where the store says again.
+async fn read_routes(app: &App) -> bool {
+    match app.store.routes().await {
+        Ok(snapshot) => {
+            app.catalogues.set_routes(snapshot);
+            true
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot read the routes; aliases stay where they are");
+            false
+        }
     }
 }
 

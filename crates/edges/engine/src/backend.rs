@@ -1,13 +1,17 @@
 //! One replica as everybody who deals with it sees it: picked by the gate, proven and watched by the controller.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use tidegate_config::site::Deployment;
+use tidegate_core::DeploymentName;
 use tidegate_routing::Replica;
 use tokio::time::Instant;
 
 use crate::client::{Endpoint, Pool, PoolSettings};
+use crate::dialect::Dialect;
 use crate::scrape::{Sample, Signals};
 
 /// A replica: who it is, how it is asked, what it last said of itself.
@@ -95,5 +99,65 @@ impl Backend {
     #[must_use]
     pub fn signals(&self, now: Instant) -> Option<Signals> {
         self.sample().and_then(|sample| sample.fresh(now))
+    }
+}
+
+/// What replicas were started from, when that may differ from the documents in force.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// Their deployment as it was then.
+    pub document: Arc<Deployment>,
+    /// Their engine as it was then.
+    pub dialect: Dialect,
+}
+
+/// Replicas of one deployment that were started from the same documents.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Fingerprint of everything that a running engine cannot change; 0 for engines that somebody else runs.
+    pub revision: u64,
+    /// What they were started from; `None`: the documents in force.
+    pub made: Option<Made>,
+    /// The replicas.
+    pub backends: Vec<Arc<Backend>>,
+}
+
+/// All replicas there are, by deployment and revision: the same objects over reloads.
+#[derive(Clone, Debug, Default)]
+pub struct BackendSet(BTreeMap<DeploymentName, Vec<Group>>);
+
+impl BackendSet {
+    /// Adds a replica; of several of one revision the first says what they were started from.
+    pub fn insert(&mut self, deployment: &DeploymentName, revision: u64, made: Option<&Made>, backend: Arc<Backend>) {
+        let groups = self.0.entry(deployment.clone()).or_default();
+        match groups.iter_mut().find(|group| group.revision == revision) {
+            Some(group) => group.backends.push(backend),
+            None => groups.push(Group { revision, made: made.cloned(), backends: vec![backend] }),
+        }
+    }
+
+    /// The replicas of a deployment, of all revisions.
+    pub fn all(&self, deployment: &DeploymentName) -> impl Iterator<Item = &Arc<Backend>> {
+        self.groups(deployment).iter().flat_map(|group| &group.backends)
+    }
+
+    /// The replicas of a deployment by revision.
+    #[must_use]
+    pub fn groups(&self, deployment: &DeploymentName) -> &[Group] {
+        self.0.get(deployment).map_or(&[], Vec::as_slice)
+    }
+
+    /// The replicas of one revision.
+    #[must_use]
+    pub fn group(&self, deployment: &DeploymentName, revision: u64) -> Option<&Group> {
+        self.groups(deployment).iter().find(|group| group.revision == revision)
+    }
+}
+
+impl From<BTreeMap<DeploymentName, Vec<Arc<Backend>>>> for BackendSet {
+    /// Replicas that are all as the documents in force say.
+    fn from(all: BTreeMap<DeploymentName, Vec<Arc<Backend>>>) -> Self {
+        let group = |backends| vec![Group { revision: 0, made: None, backends }];
+        Self(all.into_iter().map(|(name, backends)| (name, group(backends))).collect())
     }
 }

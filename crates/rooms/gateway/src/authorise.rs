@@ -122,7 +122,7 @@ fn listing(catalogue: &Arc<Catalogue>, key: &KeyRecord, at: Unix) -> Listing {
         .into_iter()
         .filter(|name| usable(name))
         .filter_map(|name| catalogue.aliases.get(name))
-        .filter(|alias| serving(catalogue, key, alias).is_ok_and(|serving| serving.is_some()))
+        .filter(|alias| is_usable(catalogue, key, alias))
         .map(Arc::clone)
         .collect();
     Listing { catalogue: Arc::clone(catalogue), aliases, single: None, at }
@@ -130,8 +130,17 @@ fn listing(catalogue: &Arc<Catalogue>, key: &KeyRecord, at: Unix) -> Listing {
 
 fn single(catalogue: &Arc<Catalogue>, key: &KeyRecord, id: &str, at: Unix) -> Result<Listing, Fault> {
     let (alias, _) = granted(catalogue, key, id)?;
-    let is_available = serving(catalogue, key, &alias).is_ok_and(|serving| serving.is_some());
+    let is_available = is_usable(catalogue, key, &alias);
     Ok(Listing { catalogue: Arc::clone(catalogue), aliases: vec![alias], single: Some(is_available), at })
+}
+
+/// Whether a call would be served now: by the alias, by its substitute, or in a gap by a fallback that is granted.
+fn is_usable(catalogue: &Catalogue, key: &KeyRecord, alias: &Arc<AliasView>) -> bool {
+    let Ok(Some(serving)) = serving(catalogue, key, alias) else { return false };
+    let is_there = |name: &AliasName| {
+        granted(catalogue, key, name.as_str()).is_ok_and(|(alias, _)| !alias.is_absent() && alias.gap.is_none())
+    };
+    serving.gap.is_none() || serving.fallback.iter().any(is_there)
 }
 
 /// The one place where an alias is looked up for a caller.

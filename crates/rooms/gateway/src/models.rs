@@ -65,6 +65,11 @@ fn model<'a>(catalogue: &Catalogue, alias: &'a AliasView) -> Model<'a> {
 }
 
 fn availability(listing: &Listing, alias: &AliasView, available: bool) -> Availability {
-    let from = if available { None } else { listing.catalogue.back_in(&alias.name, listing.at.to_timestamp()) };
-    Availability { available, from: from.map(|(_, start)| start.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()) }
+    let catalogue = &listing.catalogue;
+    let from = match alias.gap {
+        _ if available => None,
+        Some(gap) => gap.until.map(|until| until.to_timestamp().to_zoned(catalogue.site.time_zone.clone())),
+        None => catalogue.back_in(&alias.name, listing.at.to_timestamp()).map(|(_, start)| start),
+    };
+    Availability { available, from: from.map(|start| start.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()) }
 }

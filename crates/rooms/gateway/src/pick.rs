@@ -26,13 +26,13 @@ pub(crate) struct Picked {
 pub(crate) fn pick(deployment: Arc<DeploymentView>, route: &mut Route, tail: &Tail) -> Result<Picked, Fault> {
     let now = tail.core.now();
     loop {
-        let tried = route.tried(&deployment.name);
+        let tried = route.tried(&deployment);
         let replicas = deployment.backends.iter().map(|backend| &**backend.replica());
         let Some(index) = least_loaded(replicas, tried, now, tail.core.random()) else {
-            route.exhausted(&deployment.name);
+            route.exhausted(&deployment);
             return Err(Fault::new(Case::ModelUnavailable).param("model"));
         };
-        route.try_replica(&deployment.name, index);
+        route.try_replica(&deployment, index);
         let backend = &deployment.backends[index];
         // It may have gone out of the pick in between: then another one is tried.
         if let Some(lease) = backend.replica().book(now) {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{AliasName, Case, DeploymentName, Fault};
+use tidegate_core::{AliasName, Case, DeploymentName, Fault, Unix};
 use tidegate_engine::dialect::Serves;
 use tidegate_routing::target::choose;
 
@@ -33,10 +33,19 @@ pub(crate) enum Target {
 pub(crate) struct Route {
     alias: Arc<AliasView>,
     fallbacks: VecDeque<AliasName>,
-    tried: Vec<(DeploymentName, Vec<usize>)>,
-    exhausted: Vec<DeploymentName>,
+    tried: Vec<(Replicas, Vec<usize>)>,
+    exhausted: Vec<Replicas>,
     attempts_left: u32,
     fault: Option<Fault>,
+    /// The end of the gap that the alias is in which was asked for.
+    back_at: Option<Unix>,
+}
+
+/// Replicas that are tried one after the other: of a deployment, or of one revision of it.
+type Replicas = (DeploymentName, Option<u64>);
+
+fn replicas_of(deployment: &DeploymentView) -> Replicas {
+    (deployment.name.clone(), deployment.revision)
 }
 
 impl Route {
@@ -46,6 +55,7 @@ impl Route {
         Self {
             fallbacks: alias.fallback.iter().cloned().collect(),
             attempts_left: alias.timeouts.attempts.max(1),
+            back_at: alias.gap.and_then(|gap| gap.until),
             alias,
             tried: Vec::new(),
             exhausted: Vec::new(),
@@ -59,21 +69,25 @@ impl Route {
     }
 
     /// Replicas of a deployment that were tried.
-    pub(crate) fn tried(&self, deployment: &DeploymentName) -> &[usize] {
-        self.tried.iter().find(|(name, _)| name == deployment).map_or(&[], |(_, tried)| tried)
+    pub(crate) fn tried(&self, deployment: &DeploymentView) -> &[usize] {
+        self.tried.iter().find(|(of, _)| is_of(of, deployment)).map_or(&[], |(_, tried)| tried)
     }
 
     /// Takes note of a replica that is tried now.
-    pub(crate) fn try_replica(&mut self, deployment: &DeploymentName, index: usize) {
-        match self.tried.iter_mut().find(|(name, _)| name == deployment) {
+    pub(crate) fn try_replica(&mut self, deployment: &DeploymentView, index: usize) {
+        match self.tried.iter_mut().find(|(of, _)| is_of(of, deployment)) {
             Some((_, tried)) => tried.push(index),
-            None => self.tried.push((deployment.clone(), vec![index])),
+            None => self.tried.push((replicas_of(deployment), vec![index])),
         }
     }
 
     /// No replica of this deployment is left.
-    pub(crate) fn exhausted(&mut self, deployment: &DeploymentName) {
-        self.exhausted.push(deployment.clone());
+    pub(crate) fn exhausted(&mut self, deployment: &DeploymentView) {
+        self.exhausted.push(replicas_of(deployment));
+    }
+
+    fn is_exhausted(&self, deployment: &DeploymentView) -> bool {
+        self.exhausted.iter().any(|of| is_of(of, deployment))
     }
 
     /// An attempt failed; the last failure that says more than "none left" is what the caller hears.
@@ -88,13 +102,21 @@ impl Route {
         self.attempts_left = self.attempts_left.saturating_sub(1);
     }
 
-    fn verdict(&mut self) -> Fault {
+    fn verdict(&mut self, ticket: &Ticket, now: Unix) -> Fault {
         let fault = self.fault.take().unwrap_or_else(|| Fault::new(Case::ModelUnavailable).param("model"));
         if fault.case == Case::ModelUnavailable && fault.retry_after.is_none() {
-            return fault.retry_after(UNAVAILABLE_RETRY);
+            let Some(at) = self.back_at.filter(|at| *at > now) else { return fault.retry_after(UNAVAILABLE_RETRY) };
+            let zone = ticket.grant.catalogue.site.time_zone.clone();
+            let instant = at.to_timestamp().to_zoned(zone).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
+            let text = format!("the model is being switched; it is expected back at {instant}");
+            return fault.saying(text).retry_after(at.since(now));
         }
         fault
     }
+}
+
+fn is_of(replicas: &Replicas, deployment: &DeploymentView) -> bool {
+    replicas.1 == deployment.revision && replicas.0 == deployment.name
 }
 
 /// Chooses the next deployment; the gate itself, where it can do what is asked, comes after the engines of an alias.
@@ -113,7 +135,7 @@ pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tai
             return Ok(Target::Gate);
         }
         if route.attempts_left == 0 {
-            return Err(route.verdict());
+            return Err(route.verdict(ticket, tail.core.wall()));
         }
         Box::pin(fall_back(ticket, route, tail)).await?;
     }
@@ -123,7 +145,7 @@ pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tai
 fn choose_target(ticket: &Ticket, route: &Route, tail: &Tail) -> Option<Arc<DeploymentView>> {
     let weights = route.alias.targets.iter().map(|target| {
         let is_asked = matches!(target.deployment.serves(ticket.grant.endpoint), Serves::Native(_) | Serves::AsChat(_));
-        if !is_asked || route.exhausted.contains(&target.deployment.name) { 0 } else { target.weight }
+        if !is_asked || route.is_exhausted(&target.deployment) { 0 } else { target.weight }
     });
     choose(weights, tail.core.random()).map(|index| Arc::clone(&route.alias.targets[index].deployment))
 }
@@ -132,7 +154,9 @@ fn choose_target(ticket: &Ticket, route: &Route, tail: &Tail) -> Option<Arc<Depl
 async fn fall_back(ticket: &mut Ticket, route: &mut Route, tail: &mut Tail) -> Result<(), Fault> {
     while let Some(name) = route.fallbacks.pop_front() {
         let catalogue = Arc::clone(&ticket.grant.catalogue);
-        let Some(alias) = catalogue.aliases.get(&name).filter(|alias| !alias.is_absent()) else { continue };
+        let Some(alias) = catalogue.aliases.get(&name).filter(|alias| !alias.is_absent() && alias.gap.is_none()) else {
+            continue;
+        };
         let Ok(standing) = authorise::standing(&tail.core, &catalogue, &ticket.grant.key, alias) else { continue };
         let may_fetch = authorise::check_hosts(&ticket.grant.request, alias).is_ok();
         if !may_fetch || !authorise::serves(alias, ticket.grant.endpoint) {
@@ -148,5 +172,5 @@ async fn fall_back(ticket: &mut Ticket, route: &mut Route, tail: &mut Tail) -> R
         route.alias = Arc::clone(alias);
         return Ok(());
     }
-    Err(route.verdict())
+    Err(route.verdict(ticket, tail.core.wall()))
 }

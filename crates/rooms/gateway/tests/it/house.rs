@@ -19,7 +19,7 @@ use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate_config::Source;
-use tidegate_core::{CallerName, Entry, Limits, ModelName, ShiftName, TeamName, Unix};
+use tidegate_core::{AliasName, CallerName, Entry, Limits, ModelName, ShiftName, TeamName, Unix};
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Connect, Connecting, Endpoint, Io, PoolSettings};
 use tidegate_engine::scrape::{Sample, Signals};
@@ -33,6 +33,7 @@ use tidegate_identity::{
 };
 use tidegate_policy::limiter::MemoryCounters;
 use tidegate_routing::{Lease, Replica, ReplicaState};
+use tidegate_store::store::RouteRow;
 use tidegate_store::{JournalOptions, Journals};
 use tidegate_testkit::fake::{FakeEngine, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
@@ -91,6 +92,8 @@ pub(crate) struct Setup {
     pub(crate) wall: Option<i64>,
     /// The shift in force; the default one when left out.
     pub(crate) shift: Option<&'static str>,
+    /// Where the controller sends aliases.
+    pub(crate) routes: BTreeMap<AliasName, RouteRow>,
     pub(crate) tokenizers: BTreeMap<ModelName, Arc<Tokenizer>>,
     pub(crate) journal: JournalOptions,
     /// An engine that says always the same.
@@ -177,7 +180,8 @@ impl House {
                 shift: setup.shift.map_or_else(|| site.default_shift(), ShiftName::from),
                 generation: 1,
                 created: 0,
-                backends: &backends,
+                backends: &backends.into(),
+                routes: &setup.routes,
                 tokenizers: &setup.tokenizers,
                 metrics: &metrics,
             },
@@ -352,7 +356,7 @@ impl House {
 
     /// What a scrape of an engine said just now.
     pub(crate) fn scraped(&self, index: usize, running: f64) {
-        let signals = Signals { running: Some(running), waiting: Some(0.0), kv_usage: None };
+        let signals = Signals { running: Some(running), waiting: Some(0.0), ..Signals::default() };
         let booked = Some(self.backends[index].replica().booked());
         self.backends[index].set_sample(Some(Sample { signals, at: tokio::time::Instant::now(), booked }));
     }

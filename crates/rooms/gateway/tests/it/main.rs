@@ -14,5 +14,6 @@ mod h2;
 mod kill;
 mod protocols;
 mod refusals;
+mod routes;
 mod shifts;
 mod sockets;
