@@ -174,6 +174,9 @@ pub struct Controller {
     pub(crate) notes: Vec<crate::records::Note>,
     pub(crate) planned_at: Option<Timestamp>,
     pub(crate) is_stale: bool,
+    wanted: Option<(Timestamp, Desired)>,
+    /// The next shift that is another one, and when it starts: as of the last plan.
+    pub(crate) coming: Option<(ShiftName, Timestamp)>,
     /// When failures were last looked at for a start of the timetable.
     pub(crate) forgiven_at: Option<Timestamp>,
     pub(crate) tasks: JoinSet<()>,
@@ -227,6 +230,8 @@ impl Controller {
             notes: Vec::new(),
             planned_at: None,
             is_stale: false,
+            wanted: None,
+            coming: None,
             forgiven_at: None,
             tasks,
             woken: Arc::new(Notify::new()),
@@ -320,6 +325,17 @@ impl Controller {
         let generation = self.parts.records.next_generation().await?;
         self.hands.generation.store(generation, Ordering::Release);
         Ok(generation)
+    }
+
+    /// What should be loaded now; asked of the timetable only when it can be something else.
+    pub(crate) fn wanted(&mut self, now: Timestamp) -> Desired {
+        let known = self
+            .wanted
+            .take()
+            .filter(|(at, wanted)| !self.is_stale && now >= *at && wanted.until.is_none_or(|until| now < until));
+        let wanted = known.map_or_else(|| self.desired(now), |(_, wanted)| wanted);
+        self.wanted = Some((now, wanted.clone()));
+        wanted
     }
 
     /// What should be loaded at an instant.

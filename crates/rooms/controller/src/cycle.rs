@@ -132,6 +132,7 @@ impl Controller {
         let desired = self.desired(now);
         let blocked = self.blocked(now);
         let current = self.plan_to(&outlook, &desired.shift, now);
+        self.coming = self.next_start(now);
         self.next = self.next_plan(&outlook, now);
         if self.is_paused {
             return Ok(());
@@ -151,10 +152,11 @@ impl Controller {
         Ok(())
     }
 
-    fn is_time_to_plan(&self, now: Timestamp) -> bool {
+    fn is_time_to_plan(&mut self, now: Timestamp) -> bool {
         let is_due = self.planned_at.is_none_or(|at| at.checked_add(PLAN_EVERY).is_ok_and(|due| now >= due));
         let starts = self.next.as_ref().is_some_and(|plan| now >= engines_start(plan)) && self.run.is_none();
-        let is_other = self.run.is_none() && self.shift.as_ref() != Some(&self.desired(now).shift);
+        let wanted = self.wanted(now).shift;
+        let is_other = self.run.is_none() && self.shift.as_ref() != Some(&wanted);
         is_due || starts || is_other
     }
 
@@ -274,8 +276,8 @@ impl Controller {
     }
 
     fn next_plan(&self, outlook: &Outlook<'_>, now: Timestamp) -> Option<Plan> {
-        let (to, at) = self.next_start(now)?;
-        self.plan_to(outlook, &to, at)
+        let (to, at) = self.coming.as_ref().filter(|(_, at)| *at > now)?;
+        self.plan_to(outlook, to, *at)
     }
 
     /// The next instant at which another shift is desired than now, and that shift.
@@ -353,7 +355,7 @@ impl Controller {
         self.replicas.iter().filter(has).for_each(|replica| replica.tell(instance::Event::Release));
     }
 
-    fn publish(&self, now: Timestamp) {
+    fn publish(&mut self, now: Timestamp) {
         let placed: Vec<Placed> = self
             .replicas
             .iter()
@@ -371,7 +373,8 @@ impl Controller {
             *traffic = Arc::new(Traffic { placed, shift });
             !is_same
         });
-        self.status.send_replace(Arc::new(self.describe(now)));
+        let status = self.describe(now);
+        self.status.send_replace(Arc::new(status));
     }
 
     /// Tells the nodes what their caches shall hold, whenever a plan was made.

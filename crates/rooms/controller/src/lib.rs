@@ -24,6 +24,8 @@ pub mod replica;
 pub mod route;
 mod run;
 pub mod sight;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod status;
 mod supervise;
 pub mod verbs;

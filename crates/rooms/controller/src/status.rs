@@ -165,15 +165,16 @@ impl SwitchStatus {
 }
 
 impl Controller {
-    pub(crate) fn describe(&self, now: Timestamp) -> Status {
-        let next = self.next_start(now).map(|(shift, at)| {
+    pub(crate) fn describe(&mut self, now: Timestamp) -> Status {
+        let desired = self.wanted(now).shift;
+        let next = self.coming.clone().map(|(shift, at)| {
             let plan = self.next.as_ref().filter(|plan| plan.to == shift && plan.at == at);
             NextShift { shift, at, begins: plan.map(tidegate_planner::Plan::begins) }
         });
         Status {
             generation: self.generation(),
             shift: self.shift.clone(),
-            desired: Some(self.desired(now).shift),
+            desired: Some(desired),
             said: self.said.clone().filter(|said| said.until.is_none_or(|until| now < until)),
             paused: self.is_paused,
             next,

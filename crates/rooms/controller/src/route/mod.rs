@@ -1,5 +1,7 @@
 //! Where an alias goes, said to whoever carries its requests.
 
+mod own_table;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,6 +9,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tidegate_core::{AliasName, DeploymentName, ShiftName};
+
+pub use own_table::{Gates, NoGates, OwnTable};
 
 /// A deployment of an alias.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +78,7 @@ pub trait RouteActuator: Send + Sync + fmt::Debug {
     async fn read(&self, alias: &AliasName) -> Result<Option<RouteRow>, RouteError>;
 }
 
-/// Sets a route on all actuators. When one refuses, those that had done so are set back to where they were.
+/// Sets a route on all actuators. When one refuses, it and those that had done so are set back to where they were.
 ///
 /// # Errors
 /// The first refusal.
@@ -82,12 +86,12 @@ pub async fn set_on_all(actuators: &[Arc<dyn RouteActuator>], row: &RouteRow) ->
     let mut done: Vec<(&Arc<dyn RouteActuator>, Option<RouteRow>)> = Vec::new();
     for actuator in actuators {
         let before = actuator.read(&row.alias).await?;
+        done.push((actuator, before));
         if let Err(error) = actuator.set(row).await {
             tracing::error!(actuator = actuator.name(), alias = %row.alias, %error, "route refused");
             undo(&done, row.generation).await;
             return Err(error);
         }
-        done.push((actuator, before));
     }
     Ok(())
 }

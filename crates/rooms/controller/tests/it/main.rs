@@ -1,0 +1,6 @@
+//! The controller in a simulated world, in virtual time.
+
+mod restart;
+mod stage;
+mod switch;
+mod verbs;
