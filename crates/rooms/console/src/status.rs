@@ -9,7 +9,7 @@ use tidegate_store::store::{By, Shift};
 
 use crate::Console;
 use crate::auth::{Actor, now};
-use crate::lifecycle::{Accepted, Ask, carry_out, known_shift};
+use crate::lifecycle::{self, Accepted, Ask, carry_out, known_shift};
 use crate::problem::{self, Problem};
 
 /// Puts a shift in force: from the next start on, or at once by a switch where a Schedule is in force.
@@ -35,8 +35,11 @@ pub(crate) async fn metrics(State(console): State<Console>) -> Response {
     std::future::ready(([(header::CONTENT_TYPE, TYPE)], console.panel.metrics()).into_response()).await
 }
 
-pub(crate) async fn status(State(console): State<Console>) -> Json<serde_json::Value> {
-    std::future::ready(Json(console.panel.status())).await
+pub(crate) async fn status(State(console): State<Console>) -> Result<Json<serde_json::Value>, Problem> {
+    let mut status = console.panel.status();
+    let lifecycle = lifecycle::now(&console).await?;
+    status["lifecycle"] = serde_json::to_value(lifecycle).unwrap_or_default();
+    Ok(Json(status))
 }
 
 /// What setting a shift did.

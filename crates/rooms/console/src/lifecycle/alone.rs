@@ -67,7 +67,7 @@ pub(super) async fn ask(
             let generation = store.next_generation().await?;
             store.clear_override(generation).await?;
             store.clear_pause(generation).await?;
-            return Ok(Ok(Accepted { changes: false, desired: None, generation }));
+            return Ok(Ok(Accepted { changes: false, desired: None, generation, later: true }));
         }
         Ask::Abort => return conflict("no process runs: no switch is in progress"),
         Ask::Pause => return conflict("no process runs: there is nothing to pause"),
@@ -82,5 +82,5 @@ pub(super) async fn ask(
     let until = until.map(|until| Unix::from_ms(until.as_millisecond()));
     let said = OverrideRow { shift: shift.clone(), made: by.at, until, who: by.who.to_owned(), verb };
     store.set_override(generation, &said).await?;
-    Ok(Ok(Accepted { changes: false, desired: Some(shift), generation }))
+    Ok(Ok(Accepted { changes: false, desired: Some(shift), generation, later: true }))
 }

@@ -95,6 +95,9 @@ pub struct Accepted {
     pub desired: Option<ShiftName>,
     /// The highest generation when it was said: what comes of it has a higher one, or is the switch in progress.
     pub generation: u64,
+    /// Whether it was only written down, for the next controller.
+    #[serde(default)]
+    pub later: bool,
 }
 
 /// Why an ask was not taken.

@@ -21,6 +21,7 @@ use crate::Console;
 
 pub use ask::{Accepted, Ask, GpuRelease, Hold, Refused, RefusedKind, SwitchTo};
 pub(crate) use ask::{carry_out, known_shift};
+pub(crate) use status::now;
 pub use status::{
     Away, DeploymentView, Failure, GapView, LifecycleStatus, Mark, NextShift, Note, QuarantinedGpu, ReplicaView,
     SaidView, StepView, SwitchHistory, SwitchView, SwitchWithSteps,

@@ -19,6 +19,8 @@ use crate::problem::{self, Problem};
 pub struct LifecycleStatus {
     /// Whether a controller is at work here; if not, the rest is what the store says of the last one.
     pub controller: bool,
+    /// The site's zone: in which people read times.
+    pub time_zone: String,
     /// The highest generation that it has.
     pub generation: u64,
     /// The shift that is loaded; `None`: not known yet.
@@ -322,10 +324,17 @@ const fn page_default() -> u32 {
 }
 
 pub(super) async fn show(State(console): State<Console>) -> Result<Json<LifecycleStatus>, Problem> {
-    if let Some(status) = console.panel.lifecycle() {
-        return Ok(Json(status));
-    }
-    Ok(Json(super::alone::status(&console.store, &console.panel.shifts()).await?))
+    Ok(Json(now(&console).await?))
+}
+
+/// The controller's own word, else what the store says of the last one.
+pub(crate) async fn now(console: &Console) -> Result<LifecycleStatus, StoreError> {
+    let status = match console.panel.lifecycle() {
+        Some(status) => status,
+        None => super::alone::status(&console.store, &console.panel.shifts()).await?,
+    };
+    let time_zone = console.panel.time_zone().iana_name().unwrap_or("UTC").to_owned();
+    Ok(LifecycleStatus { time_zone, ..status })
 }
 
 pub(super) async fn history(

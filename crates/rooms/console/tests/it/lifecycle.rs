@@ -62,7 +62,7 @@ impl Panel for Process {
         self.asked.lock().push((ask, who.to_owned()));
         let answer = match self.refuses {
             Some(kind) => Err(Refused::new(kind, "not now")),
-            None => Ok(Accepted { changes: true, desired: Some("night".into()), generation: 7 }),
+            None => Ok(Accepted { changes: true, desired: Some("night".into()), generation: 7, later: false }),
         };
         Box::pin(ready(answer))
     }
@@ -118,7 +118,7 @@ async fn every_verb_reaches_the_controller_and_the_audit_log_says_who() {
     ] {
         let answer = desk.ask("POST", &format!("{PATH}/{verb}"), body).await;
         assert_eq!(answer.status, 200, "{verb}: {answer:?}");
-        assert_eq!(answer.json(), json!({"changes": true, "desired": "night", "generation": 7}));
+        assert_eq!(answer.json(), json!({"changes": true, "desired": "night", "generation": 7, "later": false}));
     }
     let asked: Vec<Ask> = process.asked.lock().iter().map(|(ask, _)| ask.clone()).collect();
     let release = Ask::Release { node: "n1".into(), gpu: 3, reason: "nvidia-smi shows it empty".into() };
@@ -210,7 +210,10 @@ async fn the_controllers_own_word_goes_before_the_stores() {
     let status = LifecycleStatus { controller: true, generation: 9, paused: true, ..LifecycleStatus::default() };
     let (desk, _) = desk(Process { status: Some(status.clone()), ..Process::default() }).await;
     let answer = desk.ask("GET", PATH, "").await;
-    assert_eq!(serde_json::from_value::<LifecycleStatus>(answer.json()).unwrap(), status);
+    let expected = LifecycleStatus { time_zone: "Asia/Seoul".to_owned(), ..status };
+    assert_eq!(serde_json::from_value::<LifecycleStatus>(answer.json()).unwrap(), expected);
+    let all = desk.ask("GET", "/admin/v1/status", "").await.json();
+    assert_eq!(all["lifecycle"]["generation"], 9, "status shows it, too");
 }
 
 #[tokio::test]
@@ -274,7 +277,8 @@ async fn without_a_process_what_makes_sense_is_said_to_the_next_controller() {
     for (verb, body, shift) in
         [("hold", "{}", "night"), ("rollback", "", "day"), ("switch", r#"{"to": "night", "until": "2h"}"#, "night")]
     {
-        assert_eq!(post(verb, body).await.json()["desired"], shift);
+        let answer = post(verb, body).await.json();
+        assert_eq!((&answer["desired"], &answer["later"]), (&json!(shift), &json!(true)));
         let said = store.override_in_force().await.unwrap().unwrap();
         assert_eq!((said.shift.as_str(), said.verb.as_str(), &*said.who), (shift, verb, "owner"));
         assert_eq!(said.until.is_some(), verb == "switch");
