@@ -313,6 +313,7 @@ impl Controller {
         switch.failed = failed_in(&plan, blocked);
         // Routes as they are, and not as the documents say that they were.
         let row = SwitchRow {
+            number: generation,
             generation,
             mode: switch.mode,
             failed: switch.failed.clone(),
@@ -430,12 +431,13 @@ impl Controller {
         self.next_generation().await?;
         self.routes = records.routes().await?;
         self.said = records.said().await?;
+        self.is_paused = records.is_paused().await?;
         self.known.phases = self.phases(records.measured().await?);
         let sight = self.hands.eyes.first().await;
         let now = self.now();
         self.look_at_hardware(now).await;
         let last = records.last_switch().await?;
-        self.adopt(&sight);
+        self.adopt(&sight, last.as_ref());
         match last {
             Some(row) if row.ended.is_none() => self.resume_switch(row).await?,
             Some(row) => {
@@ -462,9 +464,23 @@ impl Controller {
         now.map(|((name, _), phases)| (name, phases)).collect()
     }
 
+    /// Seats as plans write them. A node knows the GPUs of an instance, not why it has just those.
+    fn known_seats(&self, last: Option<&SwitchRow>) -> Vec<(ReplicaKey, Seat)> {
+        let site = Arc::clone(&self.site);
+        let outlook = self.outlook(&site);
+        let planned = last.into_iter().flat_map(|row| {
+            let new = row.plan.changes.iter().flat_map(|new| new.seats.clone());
+            let old = row.plan.departures.iter().flat_map(|old| old.seats.clone());
+            new.chain(old).chain(row.plan.stays.clone())
+        });
+        let placed = site.shifts().into_iter().filter_map(|shift| outlook.seats(&shift).cloned()).flatten();
+        planned.chain(placed).collect()
+    }
+
     /// Drives what runs: what is routed serves on, everything else is proven anew. What the documents do not know any
     /// more is ended.
-    fn adopt(&mut self, sight: &crate::sight::Sight) {
+    fn adopt(&mut self, sight: &crate::sight::Sight, last: Option<&SwitchRow>) {
+        let seats = self.known_seats(last);
         for seen in sight.seen.values() {
             let name = &seen.key.deployment;
             let is_routed = self.routes.values().flat_map(|row| &row.targets).any(|target| {
@@ -490,7 +506,7 @@ impl Controller {
             let order = crate::launcher::Order {
                 instance: seen.instance.clone(),
                 key: seen.key.clone(),
-                seat: seen.seat.clone(),
+                seat: as_planned(&seats, &seen.key, &seen.seat),
                 blueprint,
             };
             self.drive(order, state);
@@ -552,6 +568,14 @@ impl Controller {
         self.run = Some(Run { row, switch, queued: Vec::new(), deferred: BTreeSet::new(), steps: 0, goal });
         Ok(())
     }
+}
+
+/// The planned seat with the same GPUs on the same nodes; the seen one where no plan had that.
+fn as_planned(seats: &[(ReplicaKey, Seat)], key: &ReplicaKey, seen: &Seat) -> Seat {
+    let nodes = |seat: &Seat| seat.parts.iter().map(|part| Arc::clone(&part.node)).collect::<BTreeSet<_>>();
+    let same = |seat: &Seat| seat.gpus() == seen.gpus() && nodes(seat) == nodes(seen);
+    let planned = seats.iter().find(|(known, seat)| known == key && same(seat));
+    planned.map_or_else(|| seen.clone(), |(_, seat)| seat.clone())
 }
 
 fn later(at: Timestamp, by: Duration) -> Timestamp {

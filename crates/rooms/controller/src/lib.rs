@@ -15,6 +15,8 @@ pub mod care;
 mod compiled;
 pub mod controller;
 mod cycle;
+pub mod engines;
+pub mod externals;
 mod fleet;
 mod folders;
 pub mod launcher;

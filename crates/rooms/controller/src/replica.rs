@@ -265,7 +265,7 @@ impl Driver {
             }
             Effect::EndStreams => {
                 if let Some(backend) = self.shared.backend() {
-                    backend.close_idle();
+                    backend.replica().cut();
                 }
                 false
             }

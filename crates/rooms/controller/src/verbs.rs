@@ -140,10 +140,11 @@ impl Controller {
                 self.override_with(last.plan.from, None, name, who, now).await?;
             }
             Verb::Pause => {
+                self.parts.records.pause(self.generation(), Some(who), now).await?;
                 self.is_paused = true;
                 self.tell_run(Event::Pause);
             }
-            Verb::Resume => self.resume().await?,
+            Verb::Resume => self.resume(now).await?,
             Verb::Release { node, gpu, reason } => {
                 let generation = self.generation();
                 self.parts.launcher.release(generation, &node, gpu, &reason).await?;
@@ -178,8 +179,9 @@ impl Controller {
     }
 
     /// Lifts a pause and whatever was said; failures are forgotten.
-    async fn resume(&mut self) -> Result<(), VerbError> {
+    async fn resume(&mut self, now: Timestamp) -> Result<(), VerbError> {
         self.parts.records.say(self.generation(), None).await?;
+        self.parts.records.pause(self.generation(), None, now).await?;
         self.said = None;
         self.is_paused = false;
         self.tell_run(Event::Resume);

@@ -3,6 +3,8 @@
 //! Every command carries the controller's generation and is refused when a higher one was seen. Commands may be
 //! repeated without harm: what an instance is, is known by its id, which is never used twice.
 
+pub mod processes;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;

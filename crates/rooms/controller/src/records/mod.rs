@@ -1,5 +1,7 @@
 //! What the controller writes down: so that the next one knows what was under way, and that there is a next one.
 
+mod store;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -14,6 +16,8 @@ use tidegate_planner::switch::{Mode, Outcome};
 use tidegate_planner::{Override, Plan};
 
 use crate::route::RouteRow;
+
+pub use store::StoreRecords;
 
 /// Why something was not written down.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +59,8 @@ impl Said {
 /// A switch as it is written down before its first step, and after each one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchRow {
+    /// The generation in which it began: its name for good.
+    pub number: u64,
     /// The generation it runs under; a controller that takes it over gives it a higher one.
     pub generation: u64,
     /// What is to happen.
@@ -97,7 +103,7 @@ pub trait Records: Send + Sync + fmt::Debug {
     /// [`RecordError`].
     async fn next_generation(&self) -> Result<u64, RecordError>;
 
-    /// Writes a switch, new or known (by its generation).
+    /// Writes a switch, new or known by its number.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -145,6 +151,18 @@ pub trait Records: Send + Sync + fmt::Debug {
     /// [`RecordError`].
     async fn say(&self, generation: u64, said: Option<&Said>) -> Result<(), RecordError>;
 
+    /// Whether no new step is to be taken.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    async fn is_paused(&self) -> Result<bool, RecordError>;
+
+    /// Writes down that somebody paused, or (`None`) that it goes on.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    async fn pause(&self, generation: u64, who: Option<&str>, at: Timestamp) -> Result<(), RecordError>;
+
     /// Measured phases by deployment and revision.
     ///
     /// # Errors
@@ -165,6 +183,7 @@ struct Memory {
     steps: Vec<(u64, u64, String)>,
     routes: BTreeMap<AliasName, RouteRow>,
     said: Option<Said>,
+    is_paused: bool,
     measured: BTreeMap<(DeploymentName, u64), Phases>,
 }
 
@@ -204,7 +223,7 @@ impl Records for MemoryRecords {
 
     async fn save_switch(&self, row: &SwitchRow) -> Result<(), RecordError> {
         self.fenced(row.generation, |memory| {
-            match memory.switches.iter_mut().find(|known| known.generation == row.generation) {
+            match memory.switches.iter_mut().find(|known| known.number == row.number) {
                 Some(known) => known.clone_from(row),
                 None => memory.switches.push(row.clone()),
             }
@@ -238,6 +257,14 @@ impl Records for MemoryRecords {
 
     async fn say(&self, generation: u64, said: Option<&Said>) -> Result<(), RecordError> {
         self.fenced(generation, |memory| memory.said = said.cloned())
+    }
+
+    async fn is_paused(&self) -> Result<bool, RecordError> {
+        Ok(self.0.lock().is_paused)
+    }
+
+    async fn pause(&self, generation: u64, who: Option<&str>, _at: Timestamp) -> Result<(), RecordError> {
+        self.fenced(generation, |memory| memory.is_paused = who.is_some())
     }
 
     async fn measured(&self) -> Result<BTreeMap<(DeploymentName, u64), Phases>, RecordError> {

@@ -1,0 +1,177 @@
+//! Engines as they really are: asked over HTTP.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tidegate_core::ReplicaId;
+use tidegate_engine::backend::Backend;
+use tidegate_engine::client::{Endpoint, PoolSettings};
+use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe};
+use tidegate_engine::scrape::{self, ScrapeError, scrape};
+use tidegate_engine::sleep::{Level, Sleeper};
+use tidegate_planner::placement::ReplicaKey;
+use tidegate_routing::{Replica, ReplicaState};
+use tokio::time::{Instant, sleep};
+
+use crate::care::{Care, Fault, Patient};
+use crate::launcher::Blueprint;
+
+/// Time between probes of an engine that fails otherwise than by booting.
+pub const PROBE_EVERY: Duration = Duration::from_secs(2);
+/// Scrapes in a row that may fail before the engine has to prove itself again.
+pub const SCRAPES_MISSED_MAX: u32 = 2;
+/// How long an engine of ours may be silent before it is started anew.
+pub const SILENT_MAX: Duration = Duration::from_secs(60);
+/// Longest wake of an engine.
+pub const WAKE_WITHIN: Duration = Duration::from_mins(10);
+
+/// Speaks to engines.
+#[derive(Clone, Copy, Debug)]
+pub struct Engines {
+    /// Cores of the gate: each has connections of its own.
+    pub cores: usize,
+    /// Longest time to connect.
+    pub connect: Duration,
+}
+
+/// How an engine of a deployment is probed.
+#[must_use]
+pub fn probe(blueprint: &Blueprint) -> Probe {
+    Probe {
+        dialect: blueprint.dialect,
+        kind: blueprint.deployment.kind,
+        served_name: Arc::clone(&blueprint.deployment.served_name),
+    }
+}
+
+/// What a scrape means.
+pub(crate) enum Scraped {
+    /// It is there.
+    Fine,
+    /// It did not answer once more.
+    Missed(String),
+}
+
+/// One scrape; what it says is noted at the backend.
+pub(crate) async fn look(backend: &Backend, dialect: tidegate_engine::Dialect) -> Scraped {
+    match scrape(backend.watch_pool(), dialect).await {
+        Ok(sample) => {
+            backend.set_sample(Some(sample));
+            Scraped::Fine
+        }
+        // It answers; it just has no such page, or not for us.
+        Err(ScrapeError::Status(401 | 403 | 404 | 405 | 501)) => Scraped::Fine,
+        Err(error) => Scraped::Missed(error.to_string()),
+    }
+}
+
+impl Engines {
+    /// Scrapes until the engine has to prove itself again, and says why.
+    async fn silent(patient: &Patient) -> String {
+        let mut missed = 0;
+        loop {
+            match look(&patient.backend, patient.blueprint.dialect).await {
+                Scraped::Fine => missed = 0,
+                Scraped::Missed(why) => {
+                    missed += 1;
+                    if missed >= SCRAPES_MISSED_MAX {
+                        return format!("does not answer: {why}");
+                    }
+                }
+            }
+            sleep(scrape::EVERY).await;
+            if patient.backend.replica().open_until().is_some() {
+                return "requests found it broken".to_owned();
+            }
+        }
+    }
+}
+
+fn sleeper(patient: &Patient) -> Result<Sleeper, Fault> {
+    Sleeper::new(patient.blueprint.dialect, patient.backend.watch_pool())
+        .ok_or_else(|| Fault::new("cannot_sleep", "its engine cannot sleep"))
+}
+
+fn level(number: u8) -> Result<Level, Fault> {
+    Level::of(number).ok_or_else(|| Fault::new("sleep_level", format!("there is no level {number}")))
+}
+
+#[async_trait]
+impl Care for Engines {
+    fn backend(&self, key: &ReplicaKey, address: SocketAddr, _blueprint: &Blueprint) -> Result<Arc<Backend>, Fault> {
+        let endpoint = Endpoint::parse(&format!("http://{address}"), None, None)
+            .map_err(|error| Fault::new("address", error.to_string()))?;
+        let pool = PoolSettings { connect: self.connect, ..PoolSettings::default() };
+        let replica = Replica::new(ReplicaId::from(key.to_string()));
+        Ok(Arc::new(Backend::new(replica, &endpoint, pool, self.cores)))
+    }
+
+    async fn load(&self, patient: &Patient) -> Result<(), Fault> {
+        let probe = probe(&patient.blueprint);
+        loop {
+            match probe.run(patient.backend.watch_pool()).await {
+                Ok(ready) => {
+                    patient.backend.set_context_tokens(ready.context_tokens);
+                    (patient.tell)(None);
+                    return Ok(());
+                }
+                Err(wrong @ NotReady::OtherModel { .. }) => return Err(Fault::new("other_model", wrong.to_string())),
+                Err(NotReady::Booting(why)) => {
+                    (patient.tell)(Some(format!("booting: {why}")));
+                    sleep(BOOTING_EVERY).await;
+                }
+                Err(why) => {
+                    (patient.tell)(Some(why.to_string()));
+                    sleep(PROBE_EVERY).await;
+                }
+            }
+        }
+    }
+
+    async fn prove(&self, patient: &Patient) -> Result<(), Fault> {
+        let ready = probe(&patient.blueprint).run(patient.backend.watch_pool()).await;
+        let ready = ready.map_err(|why| Fault::new("not_ready", why.to_string()))?;
+        patient.backend.set_context_tokens(ready.context_tokens);
+        Ok(())
+    }
+
+    async fn watch(&self, patient: &Patient) -> Fault {
+        let probe = probe(&patient.blueprint);
+        let replica = patient.backend.replica();
+        loop {
+            let why = Self::silent(patient).await;
+            let silent_since = Instant::now();
+            replica.set_state(ReplicaState::Failing);
+            patient.backend.set_sample(None);
+            (patient.tell)(Some(why.clone()));
+            loop {
+                if probe.run(patient.backend.watch_pool()).await.is_ok() {
+                    break;
+                }
+                if silent_since.elapsed() >= SILENT_MAX {
+                    return Fault::new("silent", format!("{why}; no token for {} s", SILENT_MAX.as_secs()));
+                }
+                sleep(PROBE_EVERY).await;
+            }
+            (patient.tell)(None);
+            replica.set_state(ReplicaState::Serving);
+        }
+    }
+
+    async fn sleep(&self, patient: &Patient, number: u8) -> Result<(), Fault> {
+        let slept = sleeper(patient)?.sleep(level(number)?).await;
+        slept.map_err(|fault| Fault::new("sleep", fault.to_string()))
+    }
+
+    async fn wake(&self, patient: &Patient, number: u8) -> Result<(), Fault> {
+        let woken = sleeper(patient)?.wake(level(number)?, WAKE_WITHIN).await;
+        woken.map_err(|fault| Fault::new("wake", fault.to_string()))
+    }
+
+    async fn asleep(&self, patient: &Patient) -> Option<u8> {
+        let sleeper = sleeper(patient).ok()?;
+        sleeper.level().await.ok().flatten().map(Level::number)
+    }
+}
