@@ -129,6 +129,18 @@ impl Dialect {
             })
     }
 
+    /// Whether the engine can be put to sleep and woken: its weights leave the GPU while its processes stay.
+    #[must_use]
+    pub const fn can_sleep(self) -> bool {
+        matches!(self, Self::Vllm)
+    }
+
+    /// Whether the engine's metrics show that it computes while requests run. llama.cpp counts its decode steps.
+    #[must_use]
+    pub const fn shows_progress(self) -> bool {
+        matches!(self, Self::Vllm | Self::LlamaCpp)
+    }
+
     /// Whether the engine keeps prompts with different salts apart in its prefix cache (field `cache_salt`).
     #[must_use]
     pub const fn has_cache_salt(self) -> bool {

@@ -8,6 +8,8 @@
 //! - [`attempt`]: what an attempt's end means for caller, retry and breaker.
 //! - [`launch`]: engines as processes of ours.
 //! - [`probe`], [`scrape`]: whether an engine is ready, and how busy it says it is.
+//! - [`trial`]: one request, judged as if a caller had asked.
+//! - [`sleep`]: engines that sleep and wake.
 //! - [`tokenizer`]: prompt tokens, counted.
 
 pub mod attempt;
@@ -18,7 +20,9 @@ pub mod fuzz;
 pub mod launch;
 pub mod probe;
 pub mod scrape;
+pub mod sleep;
 pub mod tokenizer;
+pub mod trial;
 
 pub use attempt::AttemptEnd;
 pub use dialect::{AbortBound, Dialect, Serves};

@@ -37,6 +37,9 @@ pub struct Signals {
     pub running: Option<f64>,
     /// KV cache in use, 0 to 1.
     pub kv_usage: Option<f64>,
+    /// Work done since the engine started: tokens, or decode steps where tokens are counted only when a request ends.
+    /// Only that it grows means anything: while requests run and it does not, nothing comes out.
+    pub progress: Option<f64>,
 }
 
 /// Signals and when they were read.
@@ -109,9 +112,28 @@ enum Join {
     Max,
 }
 
+/// What a family is declared as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Gauge,
+    Counter,
+}
+
+impl Kind {
+    fn is(self, declared: &str) -> bool {
+        match declared {
+            "untyped" | "unknown" => true,
+            "gauge" => self == Self::Gauge,
+            "counter" => self == Self::Counter,
+            _ => false,
+        }
+    }
+}
+
 /// One signal: the families that carry it, newest name first.
 struct Family {
     names: &'static [&'static str],
+    kind: Kind,
     join: Join,
 }
 
@@ -119,15 +141,36 @@ struct Names {
     waiting: Family,
     running: Family,
     kv_usage: Family,
+    /// All of them together.
+    progress: &'static [Family],
+}
+
+impl Names {
+    fn all(&self) -> impl Iterator<Item = &Family> {
+        [&self.waiting, &self.running, &self.kv_usage].into_iter().chain(self.progress)
+    }
+
+    fn find(&self, name: &str) -> Option<(&'static str, Kind)> {
+        self.all()
+            .find_map(|family| family.names.iter().find(|wanted| **wanted == name).map(|wanted| (*wanted, family.kind)))
+    }
 }
 
 const fn sum(names: &'static [&'static str]) -> Family {
-    Family { names, join: Join::Sum }
+    Family { names, kind: Kind::Gauge, join: Join::Sum }
 }
 
 const fn max(names: &'static [&'static str]) -> Family {
-    Family { names, join: Join::Max }
+    Family { names, kind: Kind::Gauge, join: Join::Max }
 }
+
+const fn count(names: &'static [&'static str]) -> Family {
+    Family { names, kind: Kind::Counter, join: Join::Sum }
+}
+
+const VLLM_PROGRESS: &[Family] = &[count(&["vllm:generation_tokens_total"]), count(&["vllm:prompt_tokens_total"])];
+/// Its token counters move when a request ends; its decode steps move at each.
+const LLAMACPP_PROGRESS: &[Family] = &[count(&["llamacpp:n_decode_total"])];
 
 const fn names(dialect: Dialect) -> Names {
     match dialect {
@@ -135,11 +178,13 @@ const fn names(dialect: Dialect) -> Names {
             waiting: sum(&["vllm:num_requests_waiting"]),
             running: sum(&["vllm:num_requests_running"]),
             kv_usage: max(&["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "vllm:gpu_cache_usage_factor"]),
+            progress: VLLM_PROGRESS,
         },
         Dialect::LlamaCpp => Names {
             waiting: sum(&["llamacpp:requests_deferred"]),
             running: sum(&["llamacpp:requests_processing"]),
             kv_usage: max(&["llamacpp:kv_cache_usage_ratio"]),
+            progress: LLAMACPP_PROGRESS,
         },
     }
 }
@@ -149,22 +194,20 @@ const fn names(dialect: Dialect) -> Names {
 pub fn parse(dialect: Dialect, page: &[u8]) -> Signals {
     let names = names(dialect);
     let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    let mut not_gauges = Vec::new();
-    let wanted = |name: &str| {
-        let all = [&names.waiting, &names.running, &names.kv_usage];
-        all.iter().flat_map(|family| family.names).find(|wanted| **wanted == name).copied()
-    };
+    let mut others = Vec::new();
     for line in page.split(|&b| b == b'\n') {
         let Ok(line) = std::str::from_utf8(line) else { continue };
         let line = line.trim();
-        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
-            if let (Some(name), false) = (wanted(name), matches!(kind.trim(), "gauge" | "untyped" | "unknown")) {
-                not_gauges.push(name);
+        if let Some((name, declared)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            if let Some((name, kind)) = names.find(name)
+                && !kind.is(declared.trim())
+            {
+                others.push(name);
             }
             continue;
         }
         if let Some((name, value)) = sample(line)
-            && let Some(name) = wanted(name)
+            && let Some((name, _)) = names.find(name)
         {
             let series = found.entry(name).or_default();
             if series.len() < SERIES_MAX {
@@ -172,7 +215,7 @@ pub fn parse(dialect: Dialect, page: &[u8]) -> Signals {
             }
         }
     }
-    found.retain(|name, _| !not_gauges.contains(name));
+    found.retain(|name, _| !others.contains(name));
     let read = |family: &Family| {
         let series = family.names.iter().find_map(|name| found.get(name))?;
         let value: f64 = match family.join {
@@ -185,6 +228,7 @@ pub fn parse(dialect: Dialect, page: &[u8]) -> Signals {
         waiting: read(&names.waiting),
         running: read(&names.running),
         kv_usage: read(&names.kv_usage).map(|share| share.min(1.0)),
+        progress: names.progress.iter().map(read).sum(),
     }
 }
 
@@ -259,6 +303,18 @@ mod tests {
         let both = b"vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.1\n";
         assert_eq!(parse(Dialect::Vllm, both).kv_usage, Some(0.1));
         assert_eq!(parse(Dialect::LlamaCpp, b"llamacpp:kv_cache_usage_ratio 0.5\n").kv_usage, Some(0.5));
+    }
+
+    #[test]
+    fn progress_is_all_counters_together_and_unknown_when_one_is_missing() {
+        let page = b"# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{engine=\"0\"} 392.0\n\
+            vllm:generation_tokens_total{engine=\"1\"} 8\n# TYPE vllm:prompt_tokens_total counter\n\
+            vllm:prompt_tokens_total 4745\n";
+        assert_eq!(parse(Dialect::Vllm, page).progress, Some(5_145.0));
+        assert_eq!(parse(Dialect::Vllm, b"vllm:generation_tokens_total 3\n").progress, None);
+        let gauge = b"# TYPE llamacpp:n_decode_total gauge\nllamacpp:n_decode_total 3\n";
+        assert_eq!(parse(Dialect::LlamaCpp, gauge).progress, None);
+        assert_eq!(parse(Dialect::LlamaCpp, b"llamacpp:n_decode_total 3\n").progress, Some(3.0));
     }
 
     #[test]

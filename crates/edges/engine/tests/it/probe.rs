@@ -90,13 +90,17 @@ fn recorded_pages_are_read() {
     let signals = scrape::parse(Dialect::Vllm, &page);
     assert_eq!((signals.waiting, signals.running), (Some(6.0), Some(8.0)));
     assert!(signals.kv_usage.unwrap() < 0.001, "a full queue with an empty cache is normal");
+    assert_eq!(signals.progress, Some(392.0 + 4_745.0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_scrape_reads_signals_or_says_why_not() {
     let (engine, pool) = start(Script::vllm("m")).await;
     let sample = scrape::scrape(&pool, Dialect::Vllm).await.unwrap();
-    assert_eq!(sample.signals, Signals { waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.25) });
+    assert_eq!(
+        sample.signals,
+        Signals { waiting: Some(0.0), running: Some(0.0), kv_usage: Some(0.25), progress: Some(0.0) }
+    );
     engine.change(|script| script.metrics = Some("".into()));
     assert_eq!(scrape::scrape(&pool, Dialect::Vllm).await.unwrap().signals, Signals::default());
     engine.change(|script| script.is_loading = true);
