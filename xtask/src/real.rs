@@ -43,6 +43,9 @@ pub(crate) enum Name {
     Litellm,
     /// Two S3 servers: versitygw, which `up` starts, and `SeaweedFS`, which it starts with SERVER=seaweedfs set.
     S3,
+    /// A Kubernetes control plane, built from source: `up` starts etcd and the API server, and with CONTROLLERS=1 and
+    /// SCHEDULER=1 set the others.
+    Kubernetes,
     /// rclone, a downloader; nothing to start.
     Rclone,
     /// s5cmd, a downloader; nothing to start.
@@ -72,6 +75,7 @@ impl Name {
             Self::SglangRouter => "sglang-router",
             Self::Litellm => "litellm",
             Self::S3 => "s3",
+            Self::Kubernetes => "kubernetes",
             Self::Rclone => "rclone",
             Self::S5cmd => "s5cmd",
             Self::Awscli => "awscli",
@@ -86,6 +90,7 @@ impl Name {
             Self::SglangRouter => Some(18_082),
             Self::Litellm => Some(18_084),
             Self::S3 => Some(18_085),
+            Self::Kubernetes => Some(18_093),
             Self::Clients | Self::Rclone | Self::S5cmd | Self::Awscli => None,
         }
     }

@@ -110,7 +110,7 @@ fn lints() -> Result<()> {
 
 /// Tests find these where they are installed, and would install them one by one inside their own time.
 fn real_components() -> Result<()> {
-    for name in [real::Name::Llamacpp, real::Name::S3] {
+    for name in [real::Name::Llamacpp, real::Name::S3, real::Name::Kubernetes] {
         real::install(name)?;
     }
     Ok(())

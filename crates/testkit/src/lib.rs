@@ -8,12 +8,16 @@
 //! RealS3::start(S3Server, S3Options)         versitygw or SeaweedFS, installed by tools/real/s3
 //! S3Double::start() --> fault(When, S3Fault) what no real store does on demand
 //!                   --> log()                every request, and the bytes that left
+//! RealKubernetes::shared() --> api()         a real API server, installed by tools/real/kubernetes
+//! Kubelet::start(api, NodePlan) --> conduct() --> fail()   a node that a test plays
 //! ```
 
 pub mod fake;
+pub mod kubernetes;
 pub mod real;
 pub mod s3;
 
 pub use fake::{FakeEngine, Fault, Finish, Pace, Recorded, Refusal, Script, Shape, ToolCall, UsageRow};
-pub use real::{RealS3, S3Options, S3Server};
+pub use kubernetes::{Conduct, Failure, KubeApi, Kubelet, NodePlan};
+pub use real::{RealKubernetes, RealS3, S3Options, S3Server};
 pub use s3::{S3Double, S3Fault, S3Log, S3Request, Verb, When};

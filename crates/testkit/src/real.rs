@@ -1,6 +1,6 @@
-//! Real S3 servers, each on loopback ports of its own with its state in a folder that goes with it.
+//! Real servers, each on loopback ports of its own with its state in a folder that goes with it.
 //!
-//! The scripts of `tools/real/s3` install, start and end them: the first test on a machine waits for the installation,
+//! The scripts of `tools/real` install, start and end them: the first test on a machine waits for the installation,
 //! `cargo xtask test` has it done before. A server ends when its handle is dropped, by its own pid.
 
 use std::io;
@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use tempfile::TempDir;
@@ -82,7 +83,7 @@ impl RealS3 {
     /// # Errors
     /// The script's own.
     pub fn stop(&self) -> io::Result<()> {
-        script("down.sh").arg(self.folder.path()).finish().map(drop)
+        script("s3", "down.sh").arg(self.folder.path()).finish().map(drop)
     }
 
     /// Starts it again on the same port with the same data. Blocks.
@@ -146,7 +147,7 @@ impl Drop for RealS3 {
 }
 
 fn up(state: &Path, server: S3Server, options: &S3Options, port: u16) -> io::Result<String> {
-    let mut command = script("up.sh");
+    let mut command = script("s3", "up.sh");
     command.arg(state).arg(port.to_string()).env("BUCKET", BUCKET);
     command.env(
         "SERVER",
@@ -175,9 +176,145 @@ fn is_taken(error: &io::Error) -> bool {
     text.contains("already served") || text.contains("already in use")
 }
 
-fn script(name: &str) -> Command {
+fn script(component: &str, name: &str) -> Command {
     // this crate lies two folders below the root, wherever the clone is
-    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/real/s3").join(name))
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/real").join(component).join(name))
+}
+
+/// Which programs of a control plane run beside the API server and etcd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ControlPlane {
+    /// None: objects are kept, and nobody acts on them.
+    #[default]
+    ApiServer,
+    /// Controllers and scheduler: Deployments get Pods, and Pods nodes.
+    Whole,
+}
+
+/// A Kubernetes control plane that runs. There is no kubelet: see [`crate::Kubelet`].
+#[derive(Debug)]
+pub struct RealKubernetes {
+    folder: PathBuf,
+    plane: ControlPlane,
+    port: u16,
+    is_shared: bool,
+}
+
+impl RealKubernetes {
+    /// The one whole control plane of this test program, with the kinds of [`crate::kubernetes::crds`]; it ends with
+    /// the program. Tests keep out of each other's way by namespaces, and by names of nodes. Blocks for 10 s once.
+    ///
+    /// # Errors
+    /// As [`RealKubernetes::start`], to everyone that asks.
+    pub fn shared() -> io::Result<&'static Self> {
+        static SHARED: OnceLock<Result<RealKubernetes, String>> = OnceLock::new();
+        let start = || {
+            let started = Self::start_with(ControlPlane::Whole, true)?;
+            // its own runtime, on its own thread: the caller may be inside of one
+            std::thread::scope(|scope| {
+                let api = started.api()?;
+                let made = scope.spawn(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                    runtime.block_on(crate::kubernetes::install_crds(&api))
+                });
+                made.join().map_err(|_| io::Error::other("the kinds were not made"))?
+            })?;
+            Ok(started)
+        };
+        let shared = SHARED.get_or_init(|| start().map_err(|error: io::Error| error.to_string()));
+        shared.as_ref().map_err(|error| io::Error::other(error.clone()))
+    }
+
+    /// Installs it if need be (minutes), starts it, and waits until it answers (seconds). Blocks.
+    ///
+    /// # Errors
+    /// The scripts' own, with what they wrote to standard error; no free ports.
+    pub fn start(plane: ControlPlane) -> io::Result<Self> {
+        Self::start_with(plane, false)
+    }
+
+    fn start_with(plane: ControlPlane, is_shared: bool) -> io::Result<Self> {
+        let mut last = io::Error::other("no port was tried");
+        for _ in 0..STARTS_MAX {
+            let folder = tempfile::Builder::new().prefix("tidegate-kubernetes-").tempdir()?.keep();
+            let started = Self { folder, plane, port: free_ports()?, is_shared };
+            match started.up() {
+                Ok(()) => return Ok(started),
+                Err(error) if is_taken(&error) => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    fn up(&self) -> io::Result<()> {
+        let mut command = script("kubernetes", "up.sh");
+        command.arg(&self.folder).arg(self.port.to_string());
+        let flag = match self.plane {
+            ControlPlane::ApiServer => "",
+            ControlPlane::Whole => "1",
+        };
+        command.env("CONTROLLERS", flag).env("SCHEDULER", flag).env_remove("APISERVER_FLAGS");
+        if self.is_shared {
+            command.env("WITH_PID", std::process::id().to_string());
+        }
+        command.finish().map(drop)
+    }
+
+    /// An administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
+    /// A kubeconfig with another token in it, in the same folder.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn kubeconfig_of(&self, name: &str, token: &str) -> io::Result<PathBuf> {
+        let text = std::fs::read_to_string(self.kubeconfig())?;
+        let path = self.folder.join(format!("{name}.kubeconfig"));
+        std::fs::write(&path, text.replace(&self.token()?, token))?;
+        Ok(path)
+    }
+
+    fn token(&self) -> io::Result<String> {
+        let tokens = std::fs::read_to_string(self.folder.join("tokens.csv"))?;
+        let token = tokens.lines().find_map(|line| line.split_once(",admin,"));
+        token.map(|(token, _)| token.to_owned()).ok_or_else(|| io::Error::other("no administrator's token"))
+    }
+
+    /// A client with an administrator's token.
+    ///
+    /// # Errors
+    /// The files'.
+    pub fn api(&self) -> io::Result<crate::KubeApi> {
+        let address = (Ipv4Addr::LOCALHOST, self.port).into();
+        crate::KubeApi::new(address, &self.folder.join("tls/apiserver.crt"), &self.token()?)
+    }
+
+    /// Kills one program: `etcd`, `apiserver`, `controllers`, `scheduler`. Blocks.
+    ///
+    /// # Errors
+    /// The script's own.
+    pub fn kill(&self, program: &str) -> io::Result<()> {
+        script("kubernetes", "down.sh").arg(&self.folder).arg(program).finish().map(drop)
+    }
+
+    /// Starts what does not run, on the same ports with the same data. Blocks.
+    ///
+    /// # Errors
+    /// The script's own.
+    pub fn start_again(&self) -> io::Result<()> {
+        self.up()
+    }
+}
+
+impl Drop for RealKubernetes {
+    fn drop(&mut self) {
+        drop(script("kubernetes", "down.sh").arg(&self.folder).finish());
+        drop(std::fs::remove_dir_all(&self.folder));
+    }
 }
 
 /// Runs a command to its end.

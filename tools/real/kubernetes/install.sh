@@ -32,7 +32,7 @@ build_both() {
   build "$go" localkube "$1/localkube" \
     "-X $stamp.gitVersion=$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*}"
   rm -rf "$1/unpacked"
-  "$1/etcd" --version | head -n 1
+  "$1/etcd" --version
   "$1/localkube" kube-apiserver --version
 }
 
