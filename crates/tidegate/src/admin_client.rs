@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use jiff::tz::TimeZone;
 use serde::de::DeserializeOwned;
-use tidegate_console::{Console, Panel, Readiness, Trust};
+use tidegate_console::{Console, Panel, Readiness, Soon, Trust};
 use tidegate_core::{ShiftName, TeamName};
 use tidegate_identity::SharedKeyring;
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Store, WriterOptions};
@@ -23,22 +24,73 @@ use crate::cli::Reach;
 use crate::known::{self, Known};
 use crate::state::{self, StateFolder};
 
+/// Longest wait for one look at a running process.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// What the admin API says instead of doing what was asked.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+}
+
 /// Asks the admin API and reads its answer.
 pub(crate) fn ask<T: DeserializeOwned>(reach: &Reach, method: Method, path: &str, body: &str) -> anyhow::Result<T> {
+    answered(try_ask(reach, method, path, body)?)
+}
+
+/// Asks the admin API; a refusal is an answer, too.
+pub(crate) fn try_ask<T: DeserializeOwned>(
+    reach: &Reach,
+    method: Method,
+    path: &str,
+    body: &str,
+) -> anyhow::Result<Result<T, Refusal>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (status, text) = runtime.block_on(send(reach, method, path, body.to_owned()))?;
+    read(status, &text)
+}
+
+/// Looks at a running process. Never opens the store: that would keep a process out that is about to start.
+pub(crate) fn ask_running<T: DeserializeOwned>(reach: &Reach, path: &str) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (status, text) = runtime.block_on(async {
+        let sent = send_running(reach, Method::GET, path, String::new());
+        let sent = tokio::time::timeout(LOOK_TIMEOUT, sent).await.context("no answer in time")??;
+        sent.ok_or_else(|| anyhow::anyhow!("no process runs on {}", reach.state.state.display()))
+    })?;
+    answered(read(status, &text)?)
+}
+
+fn answered<T>(answer: Result<T, Refusal>) -> anyhow::Result<T> {
+    answer.or_else(|refusal| bail!("{} (HTTP {})", refusal.message, refusal.status.as_u16()))
+}
+
+fn read<T: DeserializeOwned>(status: StatusCode, text: &[u8]) -> anyhow::Result<Result<T, Refusal>> {
     if !status.is_success() {
-        let message = serde_json::from_slice::<serde_json::Value>(&text).ok();
+        let message = serde_json::from_slice::<serde_json::Value>(text).ok();
         let message = message.as_ref().and_then(|body| body["error"]["message"].as_str()).unwrap_or("no reason given");
-        bail!("{message} (HTTP {})", status.as_u16());
+        return Ok(Err(Refusal { status, message: message.to_owned() }));
     }
-    serde_json::from_slice(&text).context("the answer is not what this version expects")
+    serde_json::from_slice(text).map(Ok).context("the answer is not what this version expects")
 }
 
 async fn send(reach: &Reach, method: Method, path: &str, body: String) -> anyhow::Result<(StatusCode, Bytes)> {
+    match send_running(reach, method.clone(), path, body.clone()).await? {
+        Some(answer) => Ok(answer),
+        None => alone(&reach.state.state, request(method, path, body, None)?).await,
+    }
+}
+
+/// `None` when no process runs on the state folder.
+async fn send_running(
+    reach: &Reach,
+    method: Method,
+    path: &str,
+    body: String,
+) -> anyhow::Result<Option<(StatusCode, Bytes)>> {
     if let Some(url) = &reach.url {
         let authority = url
             .strip_prefix("http://")
@@ -46,12 +98,11 @@ async fn send(reach: &Reach, method: Method, path: &str, body: String) -> anyhow
             .trim_end_matches('/');
         let key = reach.admin_key.as_deref().context("--url needs an admin key: --admin-key or TIDEGATE_ADMIN_KEY")?;
         let stream = TcpStream::connect(authority).await.with_context(|| format!("cannot reach {authority}"))?;
-        return exchange(stream, request(method, path, body, Some(key))?).await;
+        return exchange(stream, request(method, path, body, Some(key))?).await.map(Some);
     }
-    let state = &reach.state.state;
-    match UnixStream::connect(state::socket(state)).await {
-        Ok(stream) => exchange(stream, request(method, path, body, None)?).await,
-        Err(_) => alone(state, request(method, path, body, None)?).await,
+    match UnixStream::connect(state::socket(&reach.state.state)).await {
+        Ok(stream) => exchange(stream, request(method, path, body, None)?).await.map(Some),
+        Err(_) => Ok(None),
     }
 }
 
@@ -134,7 +185,15 @@ impl Panel for Alone {
         TimeZone::get(&self.0.zone).unwrap_or(TimeZone::UTC)
     }
 
-    fn settle(&self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn settle(&self) -> Soon<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+
+    fn has_schedule(&self) -> bool {
+        self.0.schedule
+    }
+
+    fn is_alone(&self) -> bool {
+        true
     }
 }

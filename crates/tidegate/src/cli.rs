@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::model::Model;
+use crate::switch::{Gpu, Switch};
 
 /// One address in front of all your language models.
 #[derive(Debug, Parser)]
@@ -12,7 +13,7 @@ use crate::model::Model;
     name = "tidegate",
     version,
     about = "One address in front of all your language models: keys, limits, a ledger, routing.",
-    after_help = "Start here:\n  tidegate check DIR                 are my documents right?\n  tidegate up DIR                    run everything in one process\n  tidegate key create --team TEAM    make a key, shown once\n  tidegate usage --by team,alias     who used how much\n  tidegate model --help              models from an object store"
+    after_help = "Start here:\n  tidegate check DIR                 are my documents right?\n  tidegate up DIR                    run everything in one process\n  tidegate key create --team TEAM    make a key, shown once\n  tidegate usage --by team,alias     who used how much\n  tidegate plan DIR                  what happens at the next switch, and why\n  tidegate switch --help             switch now, wait for it, go back\n  tidegate model --help              models from an object store"
 )]
 pub(crate) struct Cli {
     /// What to do.
@@ -44,9 +45,13 @@ pub(crate) enum Command {
     Key(Key),
     /// Who used how much.
     Usage(Usage),
-    /// Say which shift is in force; read when the process starts.
+    /// Say which shift is in force: with a Schedule a switch, as `switch now --to`; else read when the process starts.
     Shift(Shift),
-    /// What is running: shift, deployments, replicas, documents in force.
+    /// Which models are loaded when: switch now, hold, pause, resume, abort, rollback, status, ls.
+    Switch(Switch),
+    /// GPUs that were not proven free.
+    Gpu(Gpu),
+    /// What is running: shift, switch in progress, deployments, replicas, GPUs in quarantine, documents in force.
     Status(Status),
 }
 
@@ -314,7 +319,7 @@ pub(crate) struct Shift {
 /// Verbs on shifts.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ShiftVerb {
-    /// Put a shift in force from the next start on.
+    /// Put a shift in force: at once by a switch where a Schedule is in force, else from the next start on.
     Set(ShiftSet),
 }
 

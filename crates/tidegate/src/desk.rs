@@ -145,6 +145,10 @@ impl Panel for Desk {
         self.shared.catalogue.load().site.time_zone.clone()
     }
 
+    fn has_schedule(&self) -> bool {
+        self.lifecycle().is_some() && !self.shared.catalogue.load().site.schedules.is_empty()
+    }
+
     fn settle(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
             tokio::time::sleep(TICK_AND_A_BIT).await;

@@ -25,6 +25,8 @@ pub(crate) struct Known {
     pub(crate) teams: Vec<String>,
     /// Shifts.
     pub(crate) shifts: Vec<String>,
+    /// Whether a Schedule says which of them is in force.
+    pub(crate) schedule: bool,
 }
 
 /// Where the pepper of API keys comes from.
@@ -66,6 +68,7 @@ impl Known {
             zone: site.time_zone.iana_name().unwrap_or("UTC").to_owned(),
             teams: site.teams.keys().map(ToString::to_string).collect(),
             shifts: site.shifts().iter().map(ToString::to_string).collect(),
+            schedule: !site.schedules.is_empty(),
         }
     }
 

@@ -14,6 +14,7 @@ mod outlook;
 mod rebuild;
 mod reload;
 mod state;
+mod switch;
 mod telemetry;
 mod up;
 mod verbs;
@@ -47,6 +48,8 @@ fn main() -> ExitCode {
         Command::Key(args) => verbs::key(&args),
         Command::Usage(args) => verbs::usage(&args),
         Command::Shift(args) => verbs::shift(&args),
+        Command::Switch(args) => switch::switch(&args),
+        Command::Gpu(args) => switch::gpu(&args),
         Command::Status(args) => verbs::status(&args),
     };
     outcome.unwrap_or_else(|error| {

@@ -196,8 +196,12 @@ pub(crate) fn shift(args: &Shift) -> anyhow::Result<ExitCode> {
     let ShiftVerb::Set(args) = &args.verb;
     let body = serde_json::to_string(&SetShift { name: args.name.clone() })?;
     let set: Value = ask(&args.reach, Method::PUT, "/admin/v1/shift", &body)?;
-    show(&args.reach, &set, |set| {
-        format!("shift {} is in force from the next start of `tidegate up` on", set["name"].as_str().unwrap_or(""))
+    show(&args.reach, &set, |set| match set["desired"].as_str() {
+        Some(shift) if set["later"] == true => format!("shift {shift} is switched to when `tidegate up` starts"),
+        Some(shift) => format!("switching to {shift}; `tidegate switch status` says how far it is"),
+        None => {
+            format!("shift {} is in force from the next start of `tidegate up` on", set["name"].as_str().unwrap_or(""))
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -211,8 +215,12 @@ pub(crate) fn status(args: &Status) -> anyhow::Result<ExitCode> {
 
 fn status_text(status: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    // One of another version may not be readable: the rest still is.
+    let lifecycle = serde_json::from_value(status["lifecycle"].clone()).unwrap_or_default();
+    let lifecycle = crate::switch::lifecycle_text(&lifecycle);
     if status["running"] == false {
-        return format!("not running; the documents were at {}", text(&status["documents"]["path"]));
+        let first = format!("not running; the documents were at {}", text(&status["documents"]["path"]));
+        return std::iter::once(first).chain(lifecycle).collect::<Vec<_>>().join("\n");
     }
     let shift = &status["shift"];
     let mut lines = vec![
@@ -231,6 +239,7 @@ fn status_text(status: &Value) -> String {
         let why = cache["waitingFor"].as_str().map_or_else(String::new, |why| format!(" (not ours yet: {why})"));
         lines.push(format!("models     {path}, from {}{why}", text(&cache["store"])));
     }
+    lines.extend(lifecycle);
     if let Some(refused) = status["documents"]["refused"].as_str() {
         lines.push(format!("REFUSED    the documents on disk are not in force:\n{refused}"));
     }
@@ -268,7 +277,11 @@ fn status_text(status: &Value) -> String {
 }
 
 /// Shows an answer: as JSON when asked, else as `text` makes it.
-fn show<T: serde::Serialize>(reach: &Reach, answer: &T, text: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+pub(crate) fn show<T: serde::Serialize>(
+    reach: &Reach,
+    answer: &T,
+    text: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
     if reach.json {
         let mut out = Vec::new();
         let mut json = serde_json::Serializer::pretty(&mut out);
@@ -295,7 +308,7 @@ pub(crate) fn minute(at: Unix) -> String {
 }
 
 /// `12h`, `30d`: seconds.
-fn seconds(text: &str, option: &str) -> anyhow::Result<u64> {
+pub(crate) fn seconds(text: &str, option: &str) -> anyhow::Result<u64> {
     let wrong = || format!("{option} takes a time such as 12h or 30d, not {text:?}");
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -11,4 +11,5 @@ mod model;
 mod model_served;
 mod plan;
 mod reload;
+mod switch;
 mod tls;
