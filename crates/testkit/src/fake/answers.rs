@@ -101,7 +101,7 @@ pub(super) fn run(script: &Script, route: Route, request: &Recorded, serial: u64
         return Err(if is_vllm { Refusal::MissingMessages } else { Refusal::LlamaBadJson });
     }
     let prompt = script.prompt_tokens.unwrap_or_else(|| (request.body.len() as u64).div_ceil(4));
-    if prompt > script.context_tokens {
+    if prompt > script.context_served.unwrap_or(script.context_tokens) {
         return Err(if is_vllm { Refusal::ContextTooLong } else { Refusal::LlamaContext });
     }
     let asked = Asked::of(script, route, &body)?;
@@ -471,7 +471,11 @@ impl Answer<'_> {
     fn embeddings(&self, body: &Value) -> Body {
         let count = body["input"].as_array().map_or(1, Vec::len);
         let list: Vec<_> = (0..count)
-            .map(|index| json!({"object": "embedding", "index": index, "embedding": [0.25, -0.5, 0.125, 1.0]}))
+            .map(|index| {
+                let text = if body["input"].is_array() { &body["input"][index] } else { &body["input"] };
+                let last = vector_end(&text.to_string());
+                json!({"object": "embedding", "index": index, "embedding": [0.25, -0.5, 0.125, last]})
+            })
             .collect();
         json_body(
             &json!({"id": self.id, "object": "list", "created": 1_796_049_949, "model": *self.script.model, "data": list,
@@ -496,6 +500,12 @@ impl Answer<'_> {
             0,
         )
     }
+}
+
+/// Another number for another text.
+fn vector_end(text: &str) -> f64 {
+    let sum: u32 = text.bytes().zip(1..).map(|(byte, at)| u32::from(byte) * at % 1_009).sum();
+    1.0 - f64::from(sum % 512) / 256.0
 }
 
 fn transcription(script: &Script, request: &Recorded, serial: u64) -> Result<Run, Refusal> {

@@ -1,6 +1,7 @@
 //! A fake engine: dialect × fault, on a loopback port or in memory.
 
 mod answers;
+mod life;
 mod plan;
 mod refusal;
 mod script;
@@ -24,6 +25,7 @@ pub use refusal::Refusal;
 pub use script::{Fault, Pace, Script, Shape, ToolCall};
 pub use wire::Recorded;
 
+use life::Life;
 use wire::{Played, Wire};
 
 /// Bytes that an in-memory connection holds in each direction.
@@ -72,11 +74,16 @@ pub struct Log {
     pub running_max: usize,
     /// Connections accepted.
     pub connections: usize,
+    /// Tokens that left, in all.
+    pub generated: u64,
+    /// Prompt tokens of requests that ran, in all.
+    pub prompted: u64,
 }
 
 struct Shared {
     script: Mutex<Script>,
     log: watch::Sender<Log>,
+    life: watch::Sender<Life>,
     is_listening: AtomicBool,
 }
 
@@ -107,6 +114,7 @@ impl FakeEngine {
         let shared = Arc::new(Shared {
             script: Mutex::new(script),
             log: watch::Sender::new(Log::default()),
+            life: watch::Sender::new(Life::default()),
             is_listening: AtomicBool::new(true),
         });
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -315,16 +323,36 @@ async fn answer<W: Wire>(
     shared: &Shared,
 ) -> io::Result<Played> {
     shared.log.send_modify(|log| log.requests.push(request.clone()));
+    let has_sleep_routes = shared.script.lock().has_sleep_routes;
+    if has_sleep_routes && let Some(played) = life::answer(wire, buffer, request, shared).await {
+        return played;
+    }
     let Some(route) = answers::Route::of(request.path()) else {
-        let running = shared.log.borrow().running;
-        let steps = plan::other(&shared.script.lock(), request, running);
-        return wire::play(wire, buffer, steps, |_| {}).await;
+        let log = shared.log.borrow().clone();
+        let life = *shared.life.borrow();
+        let steps = plan::other(&shared.script.lock(), request, &log, life);
+        return wire::play(wire, buffer, steps, None, |_| {}).await;
     };
+    let mut life = shared.life.subscribe();
+    // One that arrives while the engine sleeps is held, and counted nowhere.
+    if !life::awake(wire, buffer, &mut life).await {
+        return Ok(Played::PeerLeft);
+    }
     let serial = shared.log.borrow().requests.len() as u64;
     let planned = {
         let mut script = shared.script.lock();
         let fault = if script.faults.is_empty() { script.fault.clone() } else { script.faults.remove(0) };
-        plan::run(&script, fault.as_ref(), route, request, serial)
+        let now = *life.borrow();
+        let is_stuck = script.is_stuck || now.is_stuck;
+        if fault == Some(Fault::OutOfMemory) {
+            shared.life.send_modify(|life| life.is_stuck = true);
+        }
+        let fault = if is_stuck { Some(Fault::Hang) } else { fault };
+        if now.says_garbage(script.wakes_wrong) {
+            plan::run(&script.garbled(), fault.as_ref(), route, request, serial)
+        } else {
+            plan::run(&script, fault.as_ref(), route, request, serial)
+        }
     };
     let row = UsageRow {
         id: planned.id,
@@ -335,7 +363,16 @@ async fn answer<W: Wire>(
         finish: Finish::PeerLeft,
     };
     let mut running = Running::new(shared, row);
-    let played = wire::play(wire, buffer, planned.steps, |tokens| running.row.output += tokens).await;
+    let mut prompt = planned.prompt;
+    let played = wire::play(wire, buffer, planned.steps, Some(life), |tokens| {
+        running.row.output += tokens;
+        let prompt = std::mem::take(&mut prompt);
+        shared.log.send_modify(|log| {
+            log.generated += tokens;
+            log.prompted += prompt;
+        });
+    })
+    .await;
     if matches!(played, Ok(Played::Whole | Played::Over)) {
         running.row.finish = planned.finish;
     }

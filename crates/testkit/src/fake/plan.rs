@@ -4,10 +4,11 @@ use bytes::Bytes;
 use serde_json::json;
 
 use super::answers::{self, Body, Events, Route, Run};
+use super::life::{self, Life};
 use super::refusal::Refusal;
 use super::script::{Fault, Script, Shape};
 use super::wire::{LAST_CHUNK, Recorded, Step, chunk, head};
-use super::{Finish, LONG};
+use super::{Finish, LONG, Log};
 
 /// A planned answer of a request that runs a model.
 #[derive(Debug)]
@@ -24,6 +25,18 @@ pub(super) struct Planned {
 pub(super) fn run(script: &Script, fault: Option<&Fault>, route: Route, request: &Recorded, serial: u64) -> Planned {
     if let Some(refusal) = refusal_of(script, fault) {
         return refused(script, refusal);
+    }
+    match fault {
+        Some(Fault::Hang) => {
+            let steps = vec![Step::Freeze];
+            return Planned { id: String::new(), prompt: 0, cached: 0, steps, finish: Finish::Fault };
+        }
+        Some(Fault::OutOfMemory) => {
+            let (status, body) = life::OUT_OF_MEMORY;
+            let (steps, finish) = (said(script, status, "application/json", body), Finish::Fault);
+            return Planned { id: String::new(), prompt: 0, cached: 0, steps, finish };
+        }
+        _ => {}
     }
     let run = match answers::run(script, route, request, serial) {
         Ok(run) => run,
@@ -259,7 +272,7 @@ impl Out<'_> {
 }
 
 /// Plans every other request: health, catalogue, metrics.
-pub(super) fn other(script: &Script, request: &Recorded, running: usize) -> Vec<Step> {
+pub(super) fn other(script: &Script, request: &Recorded, log: &Log, life: Life) -> Vec<Step> {
     let is_vllm = script.shape == Shape::Vllm;
     if script.is_loading {
         return refused(script, Refusal::LlamaLoading).steps;
@@ -287,19 +300,26 @@ pub(super) fn other(script: &Script, request: &Recorded, running: usize) -> Vec<
             .to_string(),
         ),
         ("/version", true) => ("application/json", r#"{"version":"0.32.0"}"#.to_owned()),
-        ("/load", true) => ("application/json", json!({"server_load": running}).to_string()),
-        ("/metrics", _) => ("text/plain; version=1.0.0; charset=utf-8", metrics(script, running)),
+        ("/load", true) => ("application/json", json!({"server_load": log.running}).to_string()),
+        ("/tokenize", _) => ("application/json", life::tokenize(is_vllm, script.context_tokens, &request.body)),
+        ("/metrics", _) => ("text/plain; version=1.0.0; charset=utf-8", metrics(script, log, life)),
         (_, true) => return refused(script, Refusal::NotFound).steps,
         (_, false) => return refused(script, Refusal::LlamaNotFound).steps,
     };
-    let head = head(200, content_type, Some(body.len()), &[("server", server(script))]);
+    said(script, 200, content_type, &body)
+}
+
+/// One answer with this body, at once.
+pub(super) fn said(script: &Script, status: u16, content_type: &str, body: &str) -> Vec<Step> {
+    let head = head(status, content_type, Some(body.len()), &[("server", server(script))]);
     vec![say([&head[..], body.as_bytes()].concat())]
 }
 
-fn metrics(script: &Script, running: usize) -> String {
+fn metrics(script: &Script, log: &Log, life: Life) -> String {
     if let Some(metrics) = &script.metrics {
         return metrics.as_ref().to_owned();
     }
+    let (running, generated, prompted) = (log.running, log.generated, log.prompted);
     match script.shape {
         Shape::Vllm => format!(
             "# TYPE vllm:num_requests_running gauge\n\
@@ -307,12 +327,18 @@ fn metrics(script: &Script, running: usize) -> String {
              # TYPE vllm:num_requests_waiting gauge\n\
              vllm:num_requests_waiting{{engine=\"0\",model_name=\"{model}\"}} 0.0\n\
              # TYPE vllm:kv_cache_usage_perc gauge\n\
-             vllm:kv_cache_usage_perc{{engine=\"0\",model_name=\"{model}\"}} 0.25\n",
-            model = script.model
+             vllm:kv_cache_usage_perc{{engine=\"0\",model_name=\"{model}\"}} 0.25\n\
+             # TYPE vllm:generation_tokens_total counter\n\
+             vllm:generation_tokens_total{{engine=\"0\",model_name=\"{model}\"}} {generated}.0\n\
+             # TYPE vllm:prompt_tokens_total counter\n\
+             vllm:prompt_tokens_total{{engine=\"0\",model_name=\"{model}\"}} {prompted}.0\n{sleep}",
+            model = script.model,
+            sleep = life.metrics(&script.model)
         ),
         Shape::LlamaCpp => format!(
             "# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing {running}\n\
-             # TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 0\n"
+             # TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 0\n\
+             # TYPE llamacpp:n_decode_total counter\nllamacpp:n_decode_total {generated}\n"
         ),
     }
 }

@@ -81,6 +81,10 @@ pub enum Fault {
     OtherModel,
     /// No `usage` in the answer.
     NoUsage,
+    /// It is taken and never answered, while `/health` says 200.
+    Hang,
+    /// 500 for lack of memory; every later request hangs, while `/health` says 200.
+    OutOfMemory,
 }
 
 /// Everything a fake engine is told.
@@ -92,6 +96,8 @@ pub struct Script {
     pub model: Arc<str>,
     /// Its context, as `/v1/models` or `/props` tells.
     pub context_tokens: u64,
+    /// The longest prompt that it takes, when that is less than it tells.
+    pub context_served: Option<u64>,
     /// Prompt tokens it reports; `None` counts one token per four bytes of the request body.
     pub prompt_tokens: Option<u64>,
     /// Of these, how many it had in its prefix cache.
@@ -116,6 +122,14 @@ pub struct Script {
     pub is_loading: bool,
     /// Body of `/metrics`; `None` is made from the requests that run.
     pub metrics: Option<Arc<str>>,
+    /// Whether its core is dead or hangs: requests are taken, counted as running and never answered; `/health`,
+    /// `/v1/models` and `/metrics` answer as ever.
+    pub is_stuck: bool,
+    /// Whether it has vLLM's development routes: `/sleep` (modes `wait` and `keep`), `/wake_up`, `/is_sleeping`,
+    /// `/collective_rpc`. After level 2 it says `!!!!!!` until its weights are reloaded.
+    pub has_sleep_routes: bool,
+    /// Whether all it says after a wake is `!!!!!!`, whatever was reloaded.
+    pub wakes_wrong: bool,
 }
 
 impl Script {
@@ -138,6 +152,10 @@ impl Script {
             audio: true,
             is_loading: false,
             metrics: None,
+            context_served: None,
+            is_stuck: false,
+            has_sleep_routes: false,
+            wakes_wrong: false,
         }
     }
 
@@ -159,6 +177,23 @@ impl Script {
     pub fn answering(mut self, tokens: usize) -> Self {
         self.tokens = (0..tokens).map(|n| format!(" t{n}").into()).collect();
         self
+    }
+
+    /// The same, saying this, a token for each character.
+    #[must_use]
+    pub fn saying(mut self, text: &str) -> Self {
+        self.tokens = text.chars().map(|char| char.to_string().into()).collect();
+        self
+    }
+
+    /// The same with weights that are none: each token is the first of the vocabulary.
+    #[must_use]
+    pub(super) fn garbled(&self) -> Self {
+        let mut garbled = self.clone();
+        garbled.tokens = vec!["!".into(); self.tokens.len().max(6)];
+        garbled.fault = None;
+        garbled.faults = Vec::new();
+        garbled
     }
 
     /// The same, but slower.

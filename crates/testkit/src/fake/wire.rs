@@ -6,6 +6,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use super::life::{self, Life};
 
 /// One request in full.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,14 +168,21 @@ async fn read_chunks<W: Wire>(wire: &mut W, buffer: &mut BytesMut) -> io::Result
     }
 }
 
-/// Plays an answer, watching for a peer that leaves. `said` is told the tokens that left.
+/// Plays an answer, watching for a peer that leaves. `said` is told the tokens that left. While `life` sleeps, nothing
+/// leaves.
 pub(super) async fn play<W: Wire>(
     wire: &mut W,
     buffer: &mut BytesMut,
     steps: Vec<Step>,
+    mut life: Option<watch::Receiver<Life>>,
     mut said: impl FnMut(u64),
 ) -> io::Result<Played> {
     for step in steps {
+        if let Some(life) = &mut life
+            && !life::awake(wire, buffer, life).await
+        {
+            return Ok(Played::PeerLeft);
+        }
         match step {
             Step::Say(bytes, tokens) => {
                 if wire.write_all(&bytes).await.is_err() {
@@ -205,7 +215,7 @@ pub(super) async fn play<W: Wire>(
 }
 
 /// Returns when the peer has closed. What it sends meanwhile is kept for the next request.
-async fn peer_left<W: Wire>(wire: &mut W, buffer: &mut BytesMut) {
+pub(super) async fn peer_left<W: Wire>(wire: &mut W, buffer: &mut BytesMut) {
     while matches!(wire.read_buf(buffer).await, Ok(1..)) {}
 }
 

@@ -9,5 +9,6 @@ mod launch;
 mod memory;
 mod probe;
 mod real;
+mod sleep;
 mod tls;
 mod tokenizer;
