@@ -233,10 +233,10 @@ mod tests {
         replica.cut();
         deadlines.tick(Monotonic::from_ms(10));
         deadline.set(Monotonic::from_ms(2_000));
-        let mut context = Context::from_waker(Waker::noop());
-        assert_eq!(deadline.poll(&mut context), Poll::Ready(Elapsed));
+        let context = Context::from_waker(Waker::noop());
+        assert_eq!(deadline.poll(&context), Poll::Ready(Elapsed));
         assert!(deadline.is_cut() && !bystander.is_cut());
-        assert_eq!(bystander.poll(&mut context), Poll::Pending);
+        assert_eq!(bystander.poll(&context), Poll::Pending);
         let late = deadlines.at(Monotonic::from_ms(1_000));
         late.follow(&replica);
         assert!(late.is_cut(), "booked before the cut, followed after it");
