@@ -21,6 +21,8 @@ pub(crate) struct Object {
     pub(crate) order: ReplicaOrder,
     pub(crate) generation: u64,
     pub(crate) wanted: Wanted,
+    /// Whether its controller has taken note of what it wants.
+    pub(crate) is_settled: bool,
     pub(crate) marks: Marks,
     pub(crate) trouble: Option<Trouble>,
     pub(crate) uid: String,
@@ -44,7 +46,10 @@ pub(crate) fn label<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
 impl Object {
     pub(crate) fn of_deployment(object: &Deployment) -> Result<Self, Fault> {
         let replicas = object.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
-        Self::read("Deployment", &object.metadata, i64::from(replicas), trouble::of_deployment(object))
+        let mut read = Self::read("Deployment", &object.metadata, i64::from(replicas), trouble::of_deployment(object))?;
+        let observed = object.status.as_ref().and_then(|status| status.observed_generation);
+        read.is_settled = observed >= object.metadata.generation;
+        Ok(read)
     }
 
     pub(crate) fn of_group(object: &DynamicObject) -> Result<Self, Fault> {
@@ -67,6 +72,7 @@ impl Object {
         Ok(Self {
             generation: generation_of(meta).ok_or_else(|| foreign("it does not say its generation"))?,
             wanted: if replicas > 0 && meta.deletion_timestamp.is_none() { Wanted::Up } else { Wanted::Down },
+            is_settled: true,
             marks: Marks {
                 pods: annotation(meta, PODS).map(str::to_owned),
                 ended: annotation(meta, ENDED).map(|text| bounded(text).to_string()),

@@ -5,7 +5,7 @@
 //! | up | none, or not all run | `Pending`, with what is in the way |
 //! | up | all run, the leader has an address | `Running` |
 //! | up | one ended, was started again, is being deleted, or was replaced | `Broken` |
-//! | down | some are there | `Stopping` |
+//! | down | some are there, or its controller does not know yet | `Stopping` |
 //! | down | none | `Ended` |
 
 use std::collections::BTreeSet;
@@ -128,7 +128,7 @@ fn on_lost_node(pod: &PodFacts, lost: &BTreeSet<String>) -> Option<Trouble> {
 fn phase(object: &Object, pods: &[&PodFacts], notice: Option<&Trouble>) -> Phase {
     if object.wanted == Wanted::Down {
         let cause = || object.marks.ended.as_deref().map(Arc::from);
-        return if pods.is_empty() { Phase::Ended { cause: cause() } } else { Phase::Stopping };
+        return if pods.is_empty() && object.is_settled { Phase::Ended { cause: cause() } } else { Phase::Stopping };
     }
     if let Some(trouble) = broken(object, pods) {
         return Phase::Broken { trouble };

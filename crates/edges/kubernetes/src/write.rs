@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::access::{Cluster, call, find};
 use crate::fault::Fault;
@@ -20,6 +21,12 @@ use crate::trouble::{self, Trouble};
 
 /// Tries of a write that lost a race.
 const RACES_MAX: u32 = 5;
+/// How long the owner of Pods may take to hear that none is wanted.
+const SETTLE_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks at it.
+const SETTLE_LOOK: Duration = Duration::from_millis(50);
+/// The label by which a LeaderWorkerSet's StatefulSets name it.
+const GROUP_NAME: &str = "leaderworkerset.sigs.k8s.io/name";
 /// Events of one Pod that are read.
 const EVENTS_MAX: u32 = 50;
 
@@ -286,8 +293,50 @@ impl Cluster {
         Ok(call("Pods", self.api::<Pod>().list(&params)).await?.items)
     }
 
-    /// The Pods' owner does not end those that have failed, and ends the others in its own time.
+    /// What is left of an ended instance, or may still be made of it; `None`: nothing, for good. Asks the server, which
+    /// no view can answer for.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn left_of(&self, instance: &str) -> Result<Option<String>, Fault> {
+        // in this order: who could make a Pod has let go before the Pods are looked at
+        if self.replica(instance).await?.is_some_and(|object| object.wanted == Wanted::Up) {
+            return Ok(Some("it is wanted: stop it first".to_owned()));
+        }
+        if let Some(maker) = self.maker_of(instance).await? {
+            return Ok(Some(maker));
+        }
+        let pods = self.pods_of(instance).await?;
+        Ok(pods.first().map(|pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("no node");
+            format!("its Pod {} is still there, on {node}", pod.name_any())
+        }))
+    }
+
+    /// Whoever makes Pods of an instance and does not know yet that none is wanted any more.
+    async fn maker_of(&self, instance: &str) -> Result<Option<String>, Fault> {
+        let params = ListParams::default().labels(&format!("{INSTANCE}={}", label_value(instance)));
+        let sets = call("ReplicaSets", self.api::<ReplicaSet>().list(&params)).await?.items;
+        let busy = sets.iter().find(|set| {
+            let wants = set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1) > 0;
+            wants || set.status.as_ref().and_then(|status| status.observed_generation) < set.metadata.generation
+        });
+        if let Some(set) = busy {
+            return Ok(Some(format!("its ReplicaSet {} has not let go of it", set.name_any())));
+        }
+        let params = ListParams::default().labels(&format!("{GROUP_NAME}={}", object_name(instance)));
+        let sets = call("StatefulSets", self.api::<StatefulSet>().list(&params)).await?.items;
+        let busy = sets.iter().find(|set| set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1) > 0);
+        Ok(busy.map(|set| format!("its StatefulSet {} has not let go of it", set.name_any())))
+    }
+
+    /// Ends Pods in our time: their owner gives them its own, and does not end those that have failed. It is waited for
+    /// a little first, since it would replace a Pod that it still wants.
     async fn end_pods(&self, instance: &str, patience: Duration) -> Result<(), Fault> {
+        let deadline = Instant::now() + SETTLE_WITHIN;
+        while self.maker_of(instance).await?.is_some() && Instant::now() < deadline {
+            sleep(SETTLE_LOOK).await;
+        }
         // Never zero: that takes the Pod out of the API server before anything has ended it on its node.
         let seconds = u32::try_from(patience.as_secs()).unwrap_or(u32::MAX).max(1);
         for pod in self.pods_of(instance).await? {
