@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use parking_lot::Mutex;
+use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tidegate_console::{Panel, Readiness};
@@ -101,8 +102,11 @@ impl Panel for Desk {
 
     fn metrics(&self) -> String {
         let mut text = String::new();
+        let lifecycle = crate::lifecycle_metrics::registry(self.lifecycle());
         // Writing to a String does not fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        let _ = text::encode_registry(&mut text, &self.registry)
+            .and_then(|()| text::encode_registry(&mut text, &lifecycle))
+            .and_then(|()| text::encode_eof(&mut text));
         text
     }
 

@@ -8,6 +8,7 @@ mod cli;
 mod desk;
 mod fleet_metrics;
 mod known;
+mod lifecycle_metrics;
 mod load;
 mod model;
 mod outlook;
