@@ -17,7 +17,9 @@ pub mod kubernetes;
 pub mod real;
 pub mod s3;
 
-pub use fake::{FakeEngine, Fault, Finish, Pace, Recorded, Refusal, Script, Shape, ToolCall, UsageRow};
+pub use fake::{
+    FakeEngine, Fault, Finish, Pace, Recorded, Refusal, Script, Shape, ToolCall, UsageRow, fake_engine_program,
+};
 pub use kubernetes::{Conduct, Failure, KubeApi, Kubelet, NodePlan};
 pub use real::{RealKubernetes, RealS3, S3Options, S3Server};
 pub use s3::{S3Double, S3Fault, S3Log, S3Request, Verb, When};

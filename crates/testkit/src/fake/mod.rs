@@ -3,6 +3,7 @@
 mod answers;
 mod life;
 mod plan;
+mod program;
 mod refusal;
 mod script;
 pub(crate) mod wire;
@@ -21,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
+pub use program::fake_engine_program;
 pub use refusal::Refusal;
 pub use script::{Fault, Pace, Script, Shape, ToolCall};
 pub use wire::Recorded;
@@ -109,7 +111,15 @@ impl FakeEngine {
     /// # Errors
     /// When no port can be bound.
     pub async fn start(script: Script) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
+    }
+
+    /// The same on this address.
+    ///
+    /// # Errors
+    /// When it cannot be bound.
+    pub async fn start_at(addr: SocketAddr, script: Script) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
             script: Mutex::new(script),

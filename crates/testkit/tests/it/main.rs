@@ -1,6 +1,7 @@
 //! The fake engine must itself be right: what it says is what path tests are judged by.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+mod process;
 mod real;
 mod s3;
 
