@@ -1,7 +1,6 @@
 //! Wiring: from checked documents to a process in which everything runs.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,15 +16,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tidegate_config::Site;
 use tidegate_config::site::{Counters, SecretRef, Tls};
-use tidegate_controller::{Fleet, FleetSettings, ModelFolders};
-use tidegate_core::{ModelName, ShiftName, Unix};
+use tidegate_controller::controller::Traffic;
+use tidegate_controller::externals::Externals;
+use tidegate_core::{ModelName, Unix};
 use tidegate_engine::launch::{DRIVER_FOLDER, GpuDriver};
 use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::metrics::Metrics;
 use tidegate_gateway::{Clock, CoreParts, Gateway, Shared};
 use tidegate_identity::{PeerThrottle, Pepper, SharedKeyring};
+use tidegate_node::ModelHands;
 use tidegate_policy::limiter::MemoryCounters;
-use tidegate_store::store::Shift;
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Recovery, Store, WriterOptions};
 use tokio::runtime::Handle;
 
@@ -33,11 +33,12 @@ use crate::catalogues::{Catalogues, Ingredients};
 use crate::desk::{Desk, Documents};
 use crate::fleet_metrics::{FleetCollector, LedgerCollector, ReloadLabels};
 use crate::known::Known;
+use crate::lifecycle::{self, CacheHands, Lifecycle, Start};
+use crate::load;
 use crate::model::{CacheCollector, Models};
 use crate::rebuild::rebuild;
 use crate::reload::Fingerprint;
 use crate::state::StateFolder;
-use crate::{MINDER, load};
 
 /// How long the listener waits for replicas to be looked at for the first time.
 const FIRST_LOOK: Duration = Duration::from_millis(150);
@@ -56,11 +57,10 @@ pub(crate) struct App {
     pub(crate) shared: Arc<Shared>,
     /// Makes the catalogue in force anew.
     pub(crate) catalogues: Arc<Catalogues>,
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) lifecycle: Lifecycle,
     pub(crate) pepper: Arc<Pepper>,
     pub(crate) reloaded: Arc<Mutex<Documents>>,
     pub(crate) reloads: Reloads,
-    pub(crate) shift: Option<Shift>,
     pub(crate) desk: Arc<Desk>,
     pub(crate) gateway: Gateway,
     /// The model cache, when the site has a model store.
@@ -142,26 +142,35 @@ pub(crate) async fn build(
     if let Some(models) = &models {
         registry.register_collector(Box::new(CacheCollector(Arc::clone(models))));
     }
-    let settings = fleet_settings(state.path(), cores, models.as_ref())?;
-    let fleet = Arc::new(Fleet::new(settings, Handle::current()));
-    let (site, shift) = (Arc::new(site), books.store.shift().await?);
+    let read_secret = |from: &SecretRef| load::secret_text(from).map_err(|error| format!("{error:#}"));
+    let externals = Arc::new(Externals::new(cores, Box::new(read_secret), Handle::current()));
+    let site = Arc::new(site);
     let opened = Known::of(&site, &documents);
     opened.save(state.path())?;
     let tokenizers = tokenizers(&site, models.as_deref());
-    let (shared, catalogues) =
-        share(&site, (shift.as_ref(), &tokenizers), &books, &pepper, &fleet, &mut registry).await?;
-    fleet.first_look(FIRST_LOOK).await;
+    let (shared, catalogues) = share(&site, &tokenizers, &books, &pepper, &externals, &mut registry).await?;
+    externals.first_look(FIRST_LOOK).await;
+    let start = Start {
+        site: &site,
+        store: &books.store,
+        state: state.path(),
+        cores,
+        catalogues: &catalogues,
+        externals,
+        models: models.as_ref().map(|models| hands(models, state.path())),
+    };
+    let lifecycle = Lifecycle::start(start).await?;
     let gateway = Gateway::start(&shared, core_parts(listeners, &books.journals)?, tls, site.gateway.drain)?;
     let reloaded = Arc::new(Mutex::new(Documents { generation: 1, loaded_at: jiff::Timestamp::now(), refused: None }));
     let scheme = if site.gateway.tls.is_some() { "https" } else { "http" };
     let desk = Arc::new(Desk {
         shared: Arc::clone(&shared),
-        fleet: Arc::clone(&fleet),
+        lifecycle: lifecycle.handle.clone(),
+        externals: Arc::clone(&lifecycle.externals),
         registry,
         writer: Arc::clone(&books.writer),
         journals: Arc::clone(&books.journals),
         documents: Arc::clone(&reloaded),
-        shift: shift.clone(),
         gate: format!("{scheme}://{}", gateway.address()),
         started: jiff::Timestamp::now(),
         models: models.clone(),
@@ -177,11 +186,10 @@ pub(crate) async fn build(
         writer,
         shared,
         catalogues,
-        fleet,
+        lifecycle,
         pepper,
         reloaded,
         reloads,
-        shift,
         desk,
         gateway,
         models,
@@ -191,10 +199,10 @@ pub(crate) async fn build(
 /// What the cores share, counted up to now.
 async fn share(
     site: &Arc<Site>,
-    (shift, tokenizers): (Option<&Shift>, &Tokenizers),
+    tokenizers: &Tokenizers,
     books: &Books,
     pepper: &Arc<Pepper>,
-    fleet: &Fleet,
+    externals: &Externals,
     registry: &mut Registry,
 ) -> anyhow::Result<(Arc<Shared>, Arc<Catalogues>)> {
     let metrics = Arc::new(Metrics::register(registry));
@@ -203,8 +211,9 @@ async fn share(
     let now = (clock.now(), tidegate_store::clock::wall());
     rebuild(&counters, site, &books.store, &books.recovery, now).await?;
     let keyring = tidegate_console::load_keyring(&books.store, Arc::clone(pepper), None).await?;
-    let backends = fleet.apply(site).into();
-    let (shift, routes) = (shift_in_force(site, shift), books.store.routes().await?);
+    externals.apply(site);
+    let backends = lifecycle::backends(&Traffic::default(), externals);
+    let (shift, routes) = (lifecycle::shift_now(site, &books.store).await?, books.store.routes().await?);
     let ingredients = Ingredients::new(Arc::clone(site), shift, backends, tokenizers.clone(), routes);
     let shared = Arc::new(Shared {
         catalogue: ArcSwap::from_pointee(ingredients.catalogue(1, &metrics)),
@@ -243,18 +252,10 @@ fn core_parts(listeners: Vec<TcpListener>, journals: &Journals) -> anyhow::Resul
     parts.collect()
 }
 
-fn fleet_settings(state: &Path, cores: usize, models: Option<&Arc<Models>>) -> anyhow::Result<FleetSettings> {
-    let folder = state.join("engines");
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let own = std::env::current_exe().context("cannot find this program, which engines are started through")?;
-    Ok(FleetSettings {
-        folder,
-        cores,
-        minder: vec![own.into_os_string(), OsString::from(MINDER)],
-        read_secret: Box::new(|from| load::secret_text(from).map_err(|error| format!("{error:#}"))),
-        models: models.map(|models| Arc::<Models>::clone(models) as Arc<dyn ModelFolders>),
-        driver: GpuDriver::read(&driver_folder()),
-    })
+/// The cache as the nodes of this process use it.
+fn hands(models: &Arc<Models>, state: &Path) -> Arc<dyn ModelHands> {
+    let driver = GpuDriver::read(&driver_folder());
+    Arc::new(CacheHands::new(Arc::clone(models), state.join("compiled"), driver))
 }
 
 /// Where the GPU driver tells of itself: in a container that may be another place than on the machine.
@@ -288,19 +289,6 @@ fn server_tls(tls: &Tls) -> anyhow::Result<Arc<rustls::ServerConfig>> {
     Ok(Arc::new(config))
 }
 
-/// The shift set by hand, if the documents still know it; else the default.
-pub(crate) fn shift_in_force(site: &Site, set: Option<&Shift>) -> ShiftName {
-    match set {
-        Some(set) if site.shifts().contains(&set.name) => set.name.clone(),
-        Some(set) => {
-            let name = site.default_shift();
-            tracing::warn!(set = %set.name, in_force = %name, "the shift that was set is not in the documents any more");
-            name
-        }
-        None => site.default_shift(),
-    }
-}
-
 /// Tokenizers by model.
 pub(crate) type Tokenizers = BTreeMap<ModelName, Arc<Tokenizer>>;
 
@@ -325,10 +313,10 @@ pub(crate) fn tokenizers(site: &Site, models: Option<&Models>) -> Tokenizers {
 impl App {
     /// Brings every part to rest, in the order in which they need each other.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let Self { gateway, fleet, writer, journals, store, shared, desk, models, .. } = self;
+        let Self { gateway, lifecycle, writer, journals, store, shared, desk, models, .. } = self;
         gateway.drain();
         let joined = tokio::task::spawn_blocking(move || gateway.join()).await;
-        fleet.stop().await;
+        lifecycle.stop().await?;
         if let Some(models) = models {
             models.stop().await;
         }

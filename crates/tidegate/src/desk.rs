@@ -9,13 +9,15 @@ use parking_lot::Mutex;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use tidegate_console::lifecycle::{Accepted, Ask, LifecycleStatus, Refused};
 use tidegate_console::{Panel, Readiness};
-use tidegate_controller::Fleet;
+use tidegate_controller::controller::ControllerHandle;
+use tidegate_controller::externals::Externals;
 use tidegate_core::{ShiftName, TeamName};
 use tidegate_gateway::Shared;
-use tidegate_store::store::Shift;
 use tidegate_store::{Journals, LedgerWriter};
 
+use crate::lifecycle::{self, ReplicaStatus, replicas};
 use crate::model::Models;
 
 /// How long a settled request may stay in a core's buffer before its tick writes it.
@@ -35,12 +37,12 @@ pub(crate) struct Documents {
 /// The running process.
 pub(crate) struct Desk {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) lifecycle: ControllerHandle,
+    pub(crate) externals: Arc<Externals>,
     pub(crate) registry: Registry,
     pub(crate) writer: Arc<LedgerWriter>,
     pub(crate) journals: Arc<Journals>,
     pub(crate) documents: Arc<Mutex<Documents>>,
-    pub(crate) shift: Option<Shift>,
     pub(crate) gate: String,
     pub(crate) started: jiff::Timestamp,
     pub(crate) models: Option<Arc<Models>>,
@@ -54,13 +56,16 @@ impl std::fmt::Debug for Desk {
 
 impl Desk {
     fn shift(&self) -> Value {
-        let catalogue = self.shared.catalogue.load();
-        match &self.shift {
-            Some(set) if set.name == catalogue.shift => {
-                json!({"name": set.name, "source": "set", "by": set.who, "at": set.at.to_timestamp().to_string()})
-            }
-            Some(_) | None => json!({"name": catalogue.shift, "source": "default"}),
+        let status = self.lifecycle.status();
+        let name = self.shared.catalogue.load().shift.clone();
+        match status.said.as_ref().filter(|said| said.shift == name) {
+            Some(said) => json!({"name": name, "source": "set", "by": said.who, "at": said.made.to_string()}),
+            None => json!({"name": name, "source": "schedule"}),
         }
+    }
+
+    fn serves(&self, replicas: &[ReplicaStatus]) -> bool {
+        replicas.is_empty() || replicas.iter().any(|replica| replica.state == "serving")
     }
 
     fn aliases(&self) -> Value {
@@ -91,7 +96,7 @@ impl Panel for Desk {
         if self.shared.draining.load(std::sync::atomic::Ordering::Relaxed) {
             waiting_for.push("the gate is draining".to_owned());
         }
-        if !self.fleet.serves() {
+        if !self.serves(&replicas(&self.lifecycle.status(), &self.externals)) {
             waiting_for.push("no replica serves yet".to_owned());
         }
         if self.journals.is_pressed() {
@@ -126,7 +131,7 @@ impl Panel for Desk {
                 "loadedAt": documents.loaded_at.to_string(),
                 "refused": documents.refused,
             },
-            "replicas": self.fleet.status(),
+            "replicas": replicas(&self.lifecycle.status(), &self.externals),
             "aliases": self.aliases(),
             "modelCache": self.models.as_ref().map(|models| models.status()),
             "keys": self.shared.keyring.load().len(),
@@ -150,7 +155,20 @@ impl Panel for Desk {
     }
 
     fn has_schedule(&self) -> bool {
-        self.lifecycle().is_some() && !self.shared.catalogue.load().site.schedules.is_empty()
+        !self.shared.catalogue.load().site.schedules.is_empty()
+    }
+
+    fn lifecycle(&self) -> Option<LifecycleStatus> {
+        let zone = self.time_zone();
+        Some(lifecycle::lifecycle(&self.lifecycle.status(), zone.iana_name().unwrap_or("UTC")))
+    }
+
+    fn ask<'a>(
+        &'a self,
+        ask: Ask,
+        who: &'a str,
+    ) -> Pin<Box<dyn Future<Output = Result<Accepted, Refused>> + Send + 'a>> {
+        Box::pin(lifecycle::asked(self.lifecycle.clone(), ask, who.to_owned()))
     }
 
     fn settle(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -8,6 +8,7 @@ mod cli;
 mod desk;
 mod fleet_metrics;
 mod known;
+mod lifecycle;
 mod lifecycle_metrics;
 mod load;
 mod model;
@@ -38,7 +39,7 @@ pub(crate) const EXIT_DOCUMENTS: u8 = 64;
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
     if args.next().is_some_and(|first| first == MINDER) {
-        return tidegate_engine::launch::minder::main(args);
+        return tidegate_node::minder::main(args);
     }
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::check(&args),

@@ -18,8 +18,8 @@ use tokio::time::{interval, sleep};
 use crate::app::{self, App, Tokenizers};
 use crate::desk::Documents;
 use crate::known::Known;
-use crate::load;
 use crate::model::Models;
+use crate::{lifecycle, load};
 
 /// Editors write several times for one save, Git many files for one pull: what comes within this is one change.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -126,7 +126,7 @@ async fn reload(app: &App) {
     // Files and tokenizers may take seconds; keys and signals must not wait for them.
     let fresh = tokio::task::spawn_blocking(move || read(&documents, models.as_deref())).await;
     match fresh.unwrap_or_else(|error| Err(error.to_string())) {
-        Ok(fresh) => put_in_force(app, fresh),
+        Ok(fresh) => put_in_force(app, fresh).await,
         Err(why) => refused(app, &why),
     }
 }
@@ -159,13 +159,18 @@ fn note_documents(app: &App, site: &Site) {
 }
 
 /// Replicas and catalogue change back to back, so that hardly a request meets the old catalogue with the new replicas.
-fn put_in_force(app: &App, fresh: Fresh) {
+async fn put_in_force(app: &App, fresh: Fresh) {
     let Fresh { site, tokenizers } = fresh;
     let old = app.shared.catalogue.load_full();
     warn_of_fixed(&site, &old.site);
-    let backends = app.fleet.apply(&site).into();
+    app.lifecycle.reload(&site).await;
+    let backends = lifecycle::backends(&app.lifecycle.handle.traffic().borrow(), &app.lifecycle.externals);
+    let shift = lifecycle::shift_now(&site, &app.store).await;
     app.catalogues.change(|ingredients| {
-        ingredients.shift = app::shift_in_force(&site, app.shift.as_ref());
+        match shift {
+            Ok(shift) => ingredients.shift = shift,
+            Err(error) => tracing::error!(%error, "cannot read what was said about the shift"),
+        }
         ingredients.site = Arc::clone(&site);
         ingredients.backends = backends;
         ingredients.tokenizers = tokenizers;

@@ -18,6 +18,7 @@ use crate::scrape::{Sample, Signals};
 #[derive(Debug)]
 pub struct Backend {
     replica: Arc<Replica>,
+    authority: Box<str>,
     /// One pool per core, then one for probes and scrapes.
     pools: Box<[Arc<Pool>]>,
     context_tokens: AtomicU64,
@@ -32,13 +33,19 @@ impl Backend {
         let own = (0..cores).map(|_| Pool::new(endpoint.clone(), settings));
         let watch = Pool::watching(endpoint.clone(), settings, Arc::clone(&replica));
         let pools = own.chain([watch]).collect();
-        Self { replica, pools, context_tokens: AtomicU64::new(0), sample: Mutex::new(None) }
+        Self { replica, authority: endpoint.authority().into(), pools, context_tokens: AtomicU64::new(0), sample: Mutex::new(None) }
     }
 
     /// Its state, bookings and breaker.
     #[must_use]
     pub const fn replica(&self) -> &Arc<Replica> {
         &self.replica
+    }
+
+    /// Where it listens: `host:port`.
+    #[must_use]
+    pub const fn authority(&self) -> &str {
+        &self.authority
     }
 
     /// The connections of one core.

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::attempts::Attempts;
 use crate::care::Care;
-use crate::launcher::Launcher;
+use crate::launcher::{Blueprint, Launcher};
 use crate::records::{RecordError, Records, Said};
 use crate::replica::{Clock, Hands, ReplicaHandle};
 use crate::route::{RouteActuator, RouteError, RouteRow};
@@ -66,6 +66,8 @@ pub struct Placed {
     pub deployment: DeploymentName,
     /// What it was started from.
     pub revision: u64,
+    /// All that it was started from.
+    pub blueprint: Arc<Blueprint>,
     /// How it is asked.
     pub backend: Arc<Backend>,
 }

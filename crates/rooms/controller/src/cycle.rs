@@ -363,7 +363,12 @@ impl Controller {
             .filter_map(|replica| {
                 let backend = replica.now().backend?;
                 let blueprint = &replica.order.blueprint;
-                Some(Placed { deployment: blueprint.name.clone(), revision: blueprint.revision, backend })
+                Some(Placed {
+                    deployment: blueprint.name.clone(),
+                    revision: blueprint.revision,
+                    blueprint: Arc::clone(blueprint),
+                    backend,
+                })
             })
             .collect();
         let shift = self.shift.clone();

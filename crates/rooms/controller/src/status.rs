@@ -6,12 +6,17 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::Serialize;
 use tidegate_core::{AliasName, DeploymentName, ShiftName};
+use tidegate_engine::backend::Backend;
+use tidegate_planner::hardware::GpuId;
 use tidegate_planner::instance::State;
+use tidegate_planner::placement::{ReplicaKey, Seat};
+use tidegate_planner::plan::Phase;
 use tidegate_planner::switch::{Mode, New, Old, Outcome};
 
 use crate::controller::Controller;
 use crate::records::{Note, Said, SwitchRow};
-use crate::replica::{ReplicaHandle, state_name};
+use crate::replica::{Mark, ReplicaHandle, state_name};
+use crate::run::{Run, find};
 
 /// What the controller does.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -37,10 +42,44 @@ pub struct Status {
     pub replicas: Vec<ReplicaView>,
     /// Deployments that failed, and when they are tried again.
     pub failures: Vec<Failure>,
+    /// Aliases that have no deployment of their own now and should.
+    pub gaps: Vec<Gap>,
     /// Nodes that do not answer.
     pub away: Vec<Away>,
     /// What was said outside of a switch.
     pub notes: Vec<Note>,
+}
+
+/// An alias without a deployment of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gap {
+    /// The alias.
+    pub alias: AliasName,
+    /// Since when.
+    pub since: Timestamp,
+    /// When it is expected to end.
+    pub until: Option<Timestamp>,
+    /// Who serves its callers meanwhile, if they hold a grant for it.
+    pub served_by: Option<AliasName>,
+}
+
+/// A step of a plan, and how it went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StepStatus {
+    /// The deployment.
+    pub deployment: DeploymentName,
+    /// What is done.
+    pub phase: &'static str,
+    /// Its latest start, as planned.
+    pub from: Timestamp,
+    /// Its end, as planned.
+    pub until: Timestamp,
+    /// When it began.
+    pub began: Option<Timestamp>,
+    /// When it ended.
+    pub ended: Option<Timestamp>,
+    /// What is in the way, or how far it is.
+    pub text: Option<Arc<str>>,
 }
 
 /// The next shift.
@@ -58,6 +97,8 @@ pub struct NextShift {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SwitchStatus {
+    /// The generation in which it began: its name for good.
+    pub number: u64,
     /// Its generation.
     pub generation: u64,
     /// The shift that ends.
@@ -82,6 +123,8 @@ pub struct SwitchStatus {
     pub old: BTreeMap<DeploymentName, Cow>,
     /// Aliases that change: where they go now.
     pub aliases: BTreeMap<AliasName, Vec<DeploymentName>>,
+    /// Its steps, in the order of the plan.
+    pub steps: Vec<StepStatus>,
     /// Seconds that an alias has been served by its old deployments past its hour.
     pub overrun: BTreeMap<AliasName, u64>,
     /// What was said about it.
@@ -105,6 +148,12 @@ pub struct ReplicaView {
     pub instance: String,
     /// Where it is.
     pub seat: String,
+    /// Its GPUs.
+    #[serde(skip)]
+    pub gpus: Vec<GpuId>,
+    /// How it is asked, while it can be.
+    #[serde(skip)]
+    pub backend: Option<Arc<Backend>>,
     /// Its state.
     pub state: &'static str,
     /// What is in the way, or how far it is.
@@ -146,6 +195,7 @@ impl Status {
 impl SwitchStatus {
     fn over(row: &SwitchRow) -> Self {
         Self {
+            number: row.number,
             generation: row.generation,
             from: row.plan.from.clone(),
             to: row.plan.to.clone(),
@@ -158,6 +208,7 @@ impl SwitchStatus {
             new: BTreeMap::new(),
             old: BTreeMap::new(),
             aliases: BTreeMap::new(),
+            steps: Vec::new(),
             overrun: BTreeMap::new(),
             notes: row.notes.clone(),
         }
@@ -191,6 +242,7 @@ impl Controller {
                     next_at: attempt.next_at,
                 })
                 .collect(),
+            gaps: self.gaps(now),
             away: self.parts.launcher.away().into_iter().map(|(node, why)| Away { node, why }).collect(),
             notes: self.notes.clone(),
         }
@@ -210,11 +262,78 @@ impl Controller {
             new: run.switch.new.iter().map(|(name, new)| (name.clone(), new_name(*new).into())).collect(),
             old: run.switch.old.iter().map(|(name, old)| (name.clone(), old_name(*old).into())).collect(),
             aliases: run.switch.lines.iter().map(|(alias, line)| (alias.clone(), names(&line.confirmed))).collect(),
+            steps: self.steps(run),
             overrun: overrun.collect(),
             mode: run.switch.mode,
             ..SwitchStatus::over(&run.row)
         })
     }
+}
+
+impl Controller {
+    fn gaps(&self, now: Timestamp) -> Vec<Gap> {
+        let Some(run) = self.run.as_ref().filter(|run| now >= run.row.plan.at) else { return Vec::new() };
+        let routes = run.row.plan.routes.iter().filter(|route| !route.to.is_empty() && !route.from.is_empty());
+        let in_gap =
+            routes.filter(|route| run.switch.lines.get(&route.alias).is_some_and(|line| line.confirmed.is_empty()));
+        let gap = |route: &tidegate_planner::plan::Route| Gap {
+            alias: route.alias.clone(),
+            since: route.gap_from.max(run.row.plan.at),
+            until: Some(route.at),
+            served_by: route.served_by.clone(),
+        };
+        in_gap.map(gap).collect()
+    }
+
+    /// The plan's steps with what became of them.
+    fn steps(&self, run: &Run) -> Vec<StepStatus> {
+        let mut steps = Vec::new();
+        for change in &run.row.plan.changes {
+            let (marks, text) = self.marks(change.revision, &change.seats);
+            for step in &change.steps {
+                let (began, ended) = match step.phase {
+                    Phase::Prefetch | Phase::Verify => (at(&marks, "fetching"), at(&marks, "loading")),
+                    Phase::Deploy | Phase::Load => (at(&marks, "loading"), at(&marks, "warming")),
+                    Phase::Warm => (at(&marks, "warming"), at(&marks, "serving")),
+                };
+                let text = text.clone().filter(|_| began.is_some() && ended.is_none());
+                let (phase, from, until) = (step.phase.as_str(), step.from, step.until);
+                steps.push(StepStatus {
+                    deployment: change.deployment.clone(),
+                    phase,
+                    from,
+                    until,
+                    began,
+                    ended,
+                    text,
+                });
+            }
+        }
+        for old in &run.row.plan.departures {
+            let (marks, text) = self.marks(old.revision, &old.seats);
+            let drained = at(&marks, "drained").or_else(|| at(&marks, "stopping"));
+            let gone = at(&marks, "stopped").or_else(|| at(&marks, "asleep"));
+            let left = at(&marks, "stopping").or_else(|| at(&marks, "falling_asleep"));
+            let drain = ("drain", old.drains_at, old.drained_by, at(&marks, "draining"), drained);
+            let stop = ("stop", old.drained_by, old.gone_by, left, gone);
+            for (phase, from, until, began, ended) in [drain, stop] {
+                let text = text.clone().filter(|_| began.is_some() && ended.is_none());
+                steps.push(StepStatus { deployment: old.deployment.clone(), phase, from, until, began, ended, text });
+            }
+        }
+        steps
+    }
+
+    /// Marks of the first replica of a unit, and what is in its way.
+    fn marks(&self, revision: u64, seats: &[(ReplicaKey, Seat)]) -> (Vec<Mark>, Option<Arc<str>>) {
+        let first = seats.iter().find_map(|(key, seat)| find(&self.replicas, key, revision, seat));
+        first.map(|replica| replica.now()).map(|now| (now.marks, now.problem)).unwrap_or_default()
+    }
+}
+
+/// When something last began.
+fn at(marks: &[Mark], what: &str) -> Option<Timestamp> {
+    marks.iter().rev().find(|mark| mark.what == what).map(|mark| mark.at)
 }
 
 fn view(replica: &ReplicaHandle) -> ReplicaView {
@@ -229,6 +348,8 @@ fn view(replica: &ReplicaHandle) -> ReplicaView {
         revision: replica.order.blueprint.revision,
         instance: snapshot.instance.to_string(),
         seat: replica.order.seat.to_string(),
+        gpus: replica.order.seat.gpus().into_iter().collect(),
+        backend: snapshot.backend.clone(),
         state: state_name(&snapshot.state),
         problem,
         marks: snapshot.marks.iter().map(|mark| (mark.what, mark.at)).collect(),

@@ -117,6 +117,7 @@ impl Processes {
         let memory = self.gpu_memory(&part.node).filter(|_| !gpus.is_empty());
         StartOrder {
             instance: order.instance.clone(),
+            engine: engine_name(order),
             deployment: order.key.deployment.to_string(),
             replica: order.key.index,
             revision: blueprint.revision,
@@ -132,6 +133,13 @@ impl Processes {
             marks: Vec::new(),
         }
     }
+}
+
+/// Dialect and version of the engine; `None` where the documents do not say which it is.
+fn engine_name(order: &Order) -> Option<String> {
+    let engine = order.blueprint.engine.as_ref()?;
+    let version = engine.image.as_ref().or(engine.version.as_ref())?;
+    Some(format!("{} {version}", order.blueprint.dialect.as_str()))
 }
 
 /// The engine's command, with places for what only the node knows.

@@ -1,0 +1,149 @@
+//! The model cache of this process, as its nodes use it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tidegate_controller::{CompiledFor, ModelFolder, ModelFolders};
+use tidegate_engine::launch::GpuDriver;
+use tidegate_node::{
+    HeldModel, InstanceId, Keep, ModelHands, ModelOrder, ModelReport, ModelState, NodeError, StartOrder,
+};
+use tokio::sync::Notify;
+
+use crate::model::Models;
+
+/// The cache, and what is on its way into it.
+#[derive(Debug)]
+pub(crate) struct CacheHands {
+    shared: Arc<Shared>,
+    /// Where what engines compile is laid out.
+    folder: PathBuf,
+    /// The GPUs here and their driver. Compiled code is kept only where they are known.
+    driver: Option<GpuDriver>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    models: Arc<Models>,
+    flights: Mutex<BTreeMap<ModelOrder, Flight>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+enum Flight {
+    Coming(String),
+    /// Held, so that it is not evicted before its engine has it.
+    Here {
+        _held: Arc<ModelFolder>,
+    },
+    Failed(String),
+}
+
+impl CacheHands {
+    pub(crate) fn new(models: Arc<Models>, folder: PathBuf, driver: Option<GpuDriver>) -> Self {
+        let shared = Shared { models, flights: Mutex::default(), changed: Notify::new() };
+        Self { shared: Arc::new(shared), folder, driver }
+    }
+
+    fn report(order: &ModelOrder, flight: &Flight) -> ModelReport {
+        let state = match flight {
+            Flight::Coming(_) => ModelState::Fetching { bytes: 0, total: None, rate: None, eta_seconds: None },
+            Flight::Here { .. } => ModelState::Verified { bytes: 0 },
+            Flight::Failed(why) => {
+                ModelState::Failed { code: "model".to_owned(), message: why.clone(), hint: None, is_retryable: true }
+            }
+        };
+        ModelReport { path: order.path.clone(), digest: order.digest.clone(), state }
+    }
+
+    fn compiled_for(&self, order: &StartOrder) -> Option<CompiledFor> {
+        let driver = self.driver.as_ref()?;
+        let version = order.engine.as_ref()?;
+        let tensor_parallel = u32::try_from(order.gpus.len().max(1)).ok()?;
+        Some(CompiledFor {
+            engine: "vllm",
+            engine_version: version.as_str().into(),
+            driver: Arc::clone(&driver.version),
+            gpu: Arc::clone(&driver.gpu),
+            tensor_parallel,
+            flags: order.command.args.clone(),
+        })
+    }
+}
+
+impl Shared {
+    async fn bring(self: Arc<Self>, order: ModelOrder) {
+        let own = Arc::clone(&self);
+        let named = order.clone();
+        let say = move |text: String| {
+            own.flights.lock().insert(named.clone(), Flight::Coming(text));
+        };
+        let brought = self.models.folder(&order.path, order.digest.as_deref(), &say).await;
+        let flight = match brought {
+            Ok(folder) => Flight::Here { _held: Arc::new(folder) },
+            Err(why) => Flight::Failed(why),
+        };
+        self.flights.lock().insert(order, flight);
+        self.changed.notify_one();
+    }
+}
+
+#[async_trait]
+impl ModelHands for CacheHands {
+    async fn models(&self) -> Result<Vec<ModelReport>, NodeError> {
+        Ok(self.shared.flights.lock().iter().map(|(order, flight)| Self::report(order, flight)).collect())
+    }
+
+    async fn have(&self, order: ModelOrder) -> Result<ModelReport, NodeError> {
+        let mut flights = self.shared.flights.lock();
+        let report = flights.get(&order).map(|flight| Self::report(&order, flight));
+        if let Some(report) = report {
+            // A failure is told once; whoever asks again wants another try.
+            if matches!(flights.get(&order), Some(Flight::Failed(_))) {
+                flights.remove(&order);
+            }
+            return Ok(report);
+        }
+        let flight = Flight::Coming("begun".to_owned());
+        let report = Self::report(&order, &flight);
+        flights.insert(order.clone(), flight);
+        drop(flights);
+        tokio::spawn(Arc::clone(&self.shared).bring(order));
+        Ok(report)
+    }
+
+    async fn keep(&self, kept: Vec<Keep>) -> Result<(), NodeError> {
+        let is_kept = |order: &ModelOrder| kept.iter().any(|keep| keep.path == order.path);
+        self.shared.flights.lock().retain(|order, flight| !matches!(flight, Flight::Here { .. }) || is_kept(order));
+        Ok(())
+    }
+
+    async fn hold(&self, order: ModelOrder, _instance: &InstanceId) -> Result<HeldModel, NodeError> {
+        let folder = self.shared.models.folder(&order.path, order.digest.as_deref(), &|_| {}).await;
+        let folder = folder.map_err(|why| NodeError::UnknownModel { model: order.path.clone(), why })?;
+        Ok(HeldModel { path: folder.path, digest: order.digest, held: folder.hold })
+    }
+
+    async fn compiled(&self, order: &StartOrder, model: &HeldModel) -> Result<PathBuf, NodeError> {
+        let target = self.folder.join(order.instance.as_str());
+        if let Some(of) = self.compiled_for(order)
+            && let Err(why) = self.shared.models.lay_out_compiled(&model.path, &of, &target).await
+        {
+            tracing::warn!(why, "compiled code is not laid out: the engine compiles anew");
+        }
+        make(&target)?;
+        Ok(target)
+    }
+
+    async fn changed(&self) {
+        self.shared.changed.notified().await;
+    }
+}
+
+fn make(folder: &Path) -> Result<(), NodeError> {
+    std::fs::create_dir_all(folder)
+        .map_err(|error| NodeError::Io { what: folder.display().to_string(), why: error.to_string() })
+}
