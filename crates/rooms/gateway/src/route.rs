@@ -16,6 +16,8 @@ use crate::admit::{self, Ticket};
 use crate::authorise;
 use crate::catalogue::{AliasView, DeploymentView};
 
+/// How often a request looks whether its alias has moved. Each look follows a change of the catalogue.
+const LOOKS_MAX: u8 = 4;
 /// What `Retry-After` says when no replica serves and nobody knows when one will.
 const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
 
@@ -39,6 +41,8 @@ pub(crate) struct Route {
     fault: Option<Fault>,
     /// The end of the gap that the alias is in which was asked for.
     back_at: Option<Unix>,
+    /// How often it was looked whether the alias has moved.
+    looks: u8,
 }
 
 /// Replicas that are tried one after the other: of a deployment, or of one revision of it.
@@ -57,6 +61,7 @@ impl Route {
             attempts_left: alias.timeouts.attempts.max(1),
             back_at: alias.gap.and_then(|gap| gap.until),
             alias,
+            looks: 0,
             tried: Vec::new(),
             exhausted: Vec::new(),
             fault: None,
@@ -130,6 +135,9 @@ pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tai
         {
             return Ok(Target::Engine(deployment));
         }
+        if route.attempts_left > 0 && follow(ticket, route, tail) {
+            continue;
+        }
         let endpoint = ticket.grant.endpoint;
         if route.alias.targets.iter().any(|target| target.deployment.serves(endpoint) == Serves::AtTheGate) {
             return Ok(Target::Gate);
@@ -139,6 +147,24 @@ pub(crate) async fn route(ticket: &mut Ticket, route: &mut Route, tail: &mut Tai
         }
         Box::pin(fall_back(ticket, route, tail)).await?;
     }
+}
+
+/// Whether the alias has moved since the request came, so that other replicas may have it: between two rooms, or while an
+/// attempt ran, its old deployment may have been drained. Limits and costs stay those that were taken.
+fn follow(ticket: &mut Ticket, route: &mut Route, tail: &Tail) -> bool {
+    let now = tail.core.shared.catalogue.load();
+    if now.generation == ticket.grant.catalogue.generation || route.looks >= LOOKS_MAX {
+        return false;
+    }
+    let Some(alias) = now.aliases.get(&route.alias.name).filter(|alias| !alias.is_absent()) else { return false };
+    route.looks += 1;
+    route.alias = Arc::clone(alias);
+    route.back_at = alias.gap.and_then(|gap| gap.until).or(route.back_at);
+    // Their numbers are those of the catalogue before.
+    route.tried.clear();
+    route.exhausted.clear();
+    ticket.grant.catalogue = Arc::clone(&now);
+    true
 }
 
 /// A deployment of the alias whose engine speaks the endpoint and that still has a replica to try, by weight.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Method;
 use prometheus_client::registry::Registry;
@@ -12,6 +13,7 @@ use tidegate_engine::backend::{BackendSet, Made};
 use tidegate_engine::dialect::Dialect;
 use tidegate_gateway::catalogue::{Catalogue, Parts};
 use tidegate_gateway::metrics::Metrics;
+use tidegate_routing::ReplicaState;
 use tidegate_store::store::{RouteRow, RouteTarget};
 use tidegate_testkit::fake::Script;
 
@@ -240,6 +242,47 @@ fn replicas_of_two_revisions_are_told_apart_and_asked_by_the_name_they_were_star
             assert_eq!(ask(&mut house, "chat").await.status, 200);
         }
         assert_eq!(runs(&house)[1], 6);
+    });
+}
+
+/// Between two looks at the catalogue a request is nobody's: it follows its alias instead of failing with the old one.
+#[test]
+fn a_request_whose_alias_moves_while_it_waits_for_an_answer_follows_it() {
+    local(async {
+        for body in [CHAT, CHAT_STREAM] {
+            let mut house = house([route("chat", "day", &["day-0"])]).await;
+            house.engines[0].set(Script::vllm("tiny-served").paced(Duration::from_secs(30), Duration::ZERO));
+            let running = house.begin(house.request(Method::POST, CHATS, body)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let moved = BTreeMap::from([route("chat", "night", &["night-1"])]);
+            put_in_force(&house, &site(SITE), &backends(&house), &moved);
+            let old = house.backends[0].replica();
+            old.set_state(ReplicaState::Draining);
+            old.cut();
+            let answer = running.await.unwrap();
+            assert_eq!(answer.status, 200, "{answer:?}");
+            let entry = house.entry();
+            assert_eq!((entry.deployment.unwrap().as_str(), entry.served_alias), ("night-1", None));
+            assert_eq!(runs(&house), [1, 1, 0], "not by the fallback");
+            house.assert_idle().await;
+        }
+    });
+}
+
+#[test]
+fn a_request_whose_alias_goes_nowhere_any_more_ends_as_if_it_came_now() {
+    local(async {
+        let mut house = house([route("chat", "day", &["day-0"])]).await;
+        house.key = house.make_key("poor", |_| {});
+        house.engines[0].set(Script::vllm("tiny-served").paced(Duration::from_secs(30), Duration::ZERO));
+        let running = house.begin(house.request(Method::POST, CHATS, CHAT)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        put_in_force(&house, &site(SITE), &backends(&house), &BTreeMap::from([route("chat", "night", &[])]));
+        house.backends[0].replica().set_state(ReplicaState::Draining);
+        house.backends[0].replica().cut();
+        let answer = running.await.unwrap();
+        assert_eq!(answer.status, 502, "what ended it says more than that nobody is left: {answer:?}");
+        house.assert_idle().await;
     });
 }
 
