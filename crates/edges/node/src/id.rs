@@ -1,5 +1,6 @@
 //! Names of what is on a node.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,6 +34,12 @@ impl InstanceId {
     /// The id as it is written.
     #[must_use]
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for InstanceId {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }

@@ -10,17 +10,35 @@
 //!
 //! This crate knows no engine and no model store: commands come rendered, with places for port, address and model.
 
+mod bind;
 pub mod facts;
 mod fault;
+mod files;
+mod gather;
+pub mod guard;
 mod id;
+mod instance_folder;
+mod local;
+mod log;
+mod machine;
+pub mod minder;
+pub mod nvml;
 pub mod order;
+mod port;
+mod process;
+mod proof;
 pub mod report;
 mod seam;
 
 pub use facts::{Facts, GpuFacts, GpuState};
 pub use fault::NodeError;
+pub use guard::GuardChoice;
 pub use id::{BadInstanceId, GpuUuid, INSTANCE_ID_MAX, InstanceId};
+pub use local::{Driver, LocalNode, LocalNodeSettings, OnExit};
+pub use log::LogBounds;
+pub use machine::Machine;
 pub use order::{Command, Keep, LogMark, ModelAt, ModelFile, ModelOrder, ModelUse, StartOrder};
+pub use port::lowest_free;
 pub use report::{
     BootMark, Event, Exit, Happened, InstanceReport, InstanceState, LogPart, ModelReport, ModelState, Proof, ProvenBy,
 };

@@ -35,6 +35,9 @@ pub const GPUS_MAX: usize = 64;
 pub struct StartOrder {
     /// Its id: never used before for anything else.
     pub instance: InstanceId,
+    /// The engine's dialect and its version or image, when both are known: what it compiles is for these alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
     /// The deployment it serves.
     pub deployment: String,
     /// Which replica of it.
