@@ -11,6 +11,24 @@
 //! late controller finds higher than its own, and by the `resourceVersion` read just before, which loses a race.
 //! No type of the client library leaves this crate.
 
+/// Does something again that lost a race, a few times. A macro, because what an async closure borrows cannot be said to
+/// be `Send`.
+macro_rules! racing {
+    ($attempt:block) => {{
+        let mut tries = 1_u32;
+        loop {
+            let done: Result<_, $crate::fault::Fault> = async { $attempt }.await;
+            match done {
+                Err(fault) if fault.is_race() && tries < $crate::write::RACES_MAX => {
+                    tracing::debug!(%fault, "lost a race");
+                    tries += 1;
+                }
+                done => break done,
+            }
+        }
+    }};
+}
+
 mod access;
 mod fault;
 mod lease;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::access::{Cluster, call, find};
 use crate::fault::Fault;
 use crate::names::{DEPLOYMENT, GENERATION, MANAGED_BY, MANAGER, MODEL};
-use crate::write::{as_owner, not_later, racing, resource};
+use crate::write::{as_owner, not_later, resource};
 
 /// API group of InferencePools.
 pub(crate) const POOL_GROUP: &str = "inference.networking.k8s.io";
@@ -61,7 +61,7 @@ impl Cluster {
         self.fence(generation).await?;
         let pools = self.dynamic(self.namespace(), &pool_resource());
         let what = format!("{POOL_KIND} {}", order.name);
-        racing(async || {
+        racing!({
             let mut metadata = json!({
                 "name": order.name, "namespace": self.namespace(),
                 "labels": { MANAGED_BY: MANAGER, DEPLOYMENT: order.name },
@@ -81,7 +81,6 @@ impl Cluster {
             });
             call(&what, pools.patch(&order.name, &as_owner(), &Patch::Apply(&body))).await.map(drop)
         })
-        .await
     }
 
     /// A pool; `None`: there is none of that name.

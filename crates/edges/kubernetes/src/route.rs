@@ -18,7 +18,7 @@ use crate::fault::{Fault, bounded};
 use crate::names::{ALIAS, GENERATION, ROUTE};
 use crate::pods::{annotation, generation_of};
 use crate::pool::{POOL_GROUP, POOL_KIND};
-use crate::write::{as_owner, not_later, racing, resource};
+use crate::write::{as_owner, not_later, resource};
 
 /// How long a gateway may take to say that it took a route.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
@@ -197,14 +197,13 @@ impl Cluster {
     async fn write_backend(&self, generation: u64, route: &DynamicObject, order: &BackendOrder) -> Result<i64, Fault> {
         let name = route.metadata.name.clone().unwrap_or_default();
         let what = format!("{KIND} {name}");
-        racing(async || {
+        racing!({
             let found = call(&what, self.route_api().get(&name)).await?;
             not_later(&found.metadata, generation)?;
             let rules =
                 rules(&found).iter().map(|rule| with_backend(rule, order.backend.as_ref(), self.namespace())).collect();
             self.write_rules(generation, &found, rules, Some(&order.note)).await
         })
-        .await
     }
 
     async fn write_rules(
@@ -258,13 +257,12 @@ impl Cluster {
     async fn undo(&self, generation: u64, before: &DynamicObject) {
         let name = before.metadata.name.clone().unwrap_or_default();
         let what = format!("{KIND} {name}");
-        let undone = racing(async || {
+        let undone = racing!({
             let found = call(&what, self.route_api().get(&name)).await?;
             not_later(&found.metadata, generation)?;
             let note = annotation(&before.metadata, ROUTE);
             self.write_rules(generation, &found, rules(before).to_vec(), note).await
-        })
-        .await;
+        });
         if let Err(fault) = undone {
             tracing::error!(route = name, %fault, "route is not set back");
         }

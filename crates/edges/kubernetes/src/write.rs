@@ -20,7 +20,7 @@ use crate::render::{GROUP_API, GROUP_KIND, Marks, Wanted, render};
 use crate::trouble::{self, Trouble};
 
 /// Tries of a write that lost a race.
-const RACES_MAX: u32 = 5;
+pub(crate) const RACES_MAX: u32 = 5;
 /// How long the owner of Pods may take to hear that none is wanted.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 /// Between two looks at it.
@@ -45,17 +45,6 @@ pub(crate) fn as_owner() -> PatchParams {
     PatchParams::apply(MANAGER)
 }
 
-/// Does something again that lost a race, a few times.
-pub(crate) async fn racing<T>(mut attempt: impl AsyncFnMut() -> Result<T, Fault>) -> Result<T, Fault> {
-    for _ in 1..RACES_MAX {
-        match attempt().await {
-            Err(fault) if fault.is_race() => tracing::debug!(%fault, "lost a race"),
-            other => return other,
-        }
-    }
-    attempt().await
-}
-
 /// That what is there was not written by a later controller.
 pub(crate) fn not_later(meta: &kube::api::ObjectMeta, generation: u64) -> Result<(), Fault> {
     match generation_of(meta) {
@@ -75,7 +64,7 @@ impl Cluster {
     pub async fn fence(&self, generation: u64) -> Result<(), Fault> {
         let maps: Api<ConfigMap> = self.api();
         let what = format!("ConfigMap {FENCE}");
-        racing(async || {
+        racing!({
             let Some(mut map) = find(&what, maps.get(FENCE)).await? else {
                 let map: ConfigMap = from_json(json!({
                     "metadata": { "name": FENCE, "labels": { MANAGED_BY: MANAGER } },
@@ -97,7 +86,6 @@ impl Cluster {
             }
             Ok(())
         })
-        .await
     }
 
     /// Starts a replica. One that is there already stays as it is, whatever the order says.
@@ -132,7 +120,7 @@ impl Cluster {
         cause: Option<&str>,
     ) -> Result<(), Fault> {
         self.fence(generation).await?;
-        racing(async || {
+        racing!({
             let Some(object) = self.replica(instance).await? else { return Ok(()) };
             if object.wanted == Wanted::Down {
                 return Ok(());
@@ -142,8 +130,7 @@ impl Cluster {
                 marks.ended = cause.map(str::to_owned);
             }
             self.rewrite(generation, &object, Wanted::Down, &marks).await
-        })
-        .await?;
+        })?;
         self.end_pods(instance, patience).await
     }
 
@@ -153,7 +140,7 @@ impl Cluster {
     /// [`Fault`].
     pub async fn record_pods(&self, generation: u64, instance: &str, uids: &[&str]) -> Result<(), Fault> {
         self.fence(generation).await?;
-        racing(async || {
+        racing!({
             let Some(object) = self.replica(instance).await? else { return Ok(()) };
             if object.wanted == Wanted::Down || object.marks.pods.is_some() {
                 return Ok(());
@@ -161,7 +148,6 @@ impl Cluster {
             let marks = Marks { pods: Some(uids.join(",")), ..object.marks.clone() };
             self.rewrite(generation, &object, Wanted::Up, &marks).await
         })
-        .await
     }
 
     /// Takes an ended replica's record away. One that is not there is fine.
@@ -197,7 +183,7 @@ impl Cluster {
         self.fence(generation).await?;
         let pods: Api<Pod> = self.api();
         let what = format!("Pod {pod}");
-        racing(async || {
+        racing!({
             let Some(found) = find(&what, pods.get(pod)).await? else {
                 return if pool.is_none() { Ok(()) } else { Err(Fault::NotFound { what: what.as_str().into() }) };
             };
@@ -221,7 +207,6 @@ impl Cluster {
             });
             call(&what, pods.patch(pod, &as_owner(), &Patch::Apply(&body))).await.map(drop)
         })
-        .await
     }
 
     /// What is in the way of a Pod that does not start, by its latest event.

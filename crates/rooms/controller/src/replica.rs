@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::care::{Care, Fault, Patient};
-use crate::launcher::{Fetched, LaunchFault, Launcher, Order};
+use crate::launcher::{Exposure, Fetched, LaunchFault, Launcher, Order};
 use crate::sight::Eyes;
 
 /// How often deadlines are looked at.
@@ -404,6 +404,14 @@ impl Job {
         self.hands.generation.load(Ordering::Acquire)
     }
 
+    /// Lets it into what chooses among replicas besides us, or takes it out; goes on until that is done.
+    async fn exposed(&self, exposure: Exposure) {
+        while let Err(fault) = self.hands.launcher.expose(self.generation(), &self.order.instance, exposure).await {
+            self.shared.say(Some(fault.to_string().into()));
+            sleep(AGAIN).await;
+        }
+    }
+
     /// Waits before the next try of something that nobody answered; any other fault is final.
     async fn or_again(&self, fault: LaunchFault) -> Result<(), Event> {
         if !fault.is_away() {
@@ -508,12 +516,23 @@ impl Job {
 
     async fn serve(self) -> Event {
         let Some(patient) = self.patient().await else { return unreachable() };
-        self.while_it_runs(async { faulty(&self.hands.care.watch(&patient).await) }).await
+        let exposing = async {
+            self.exposed(Exposure::In).await;
+            std::future::pending().await
+        };
+        let watching = async {
+            tokio::select! {
+                fault = self.hands.care.watch(&patient) => faulty(&fault),
+                event = exposing => event,
+            }
+        };
+        self.while_it_runs(watching).await
     }
 
     async fn drain(self) -> Event {
         let Some(patient) = self.patient().await else { return unreachable() };
         let empty = async {
+            self.exposed(Exposure::Out).await;
             while patient.backend.replica().booked() > 0 {
                 sleep(DRAIN_LOOK).await;
             }

@@ -20,7 +20,7 @@ async fn a_pod_is_in_its_pool_from_its_proof_to_its_drain() {
     assert!(world.cluster.pool_members("glm").await.unwrap().is_empty(), "a Pod that is ready has not proven itself");
     for _ in 0..2 {
         world.cluster.expose(1, "glm-0-g1", &pod, Some("glm")).await.unwrap();
-        assert_eq!(world.cluster.pool_members("glm").await.unwrap(), [pod.clone()]);
+        assert_eq!(world.cluster.pool_members("glm").await.unwrap(), std::slice::from_ref(&pod));
     }
     world.seen("glm-0-g1", |seen| seen.pods[0].pool.as_deref() == Some("glm")).await;
     for _ in 0..2 {

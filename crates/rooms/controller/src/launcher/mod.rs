@@ -3,6 +3,7 @@
 //! Every command carries the controller's generation and is refused when a higher one was seen. Commands may be
 //! repeated without harm: what an instance is, is known by its id, which is never used twice.
 
+pub mod kubernetes;
 pub mod processes;
 
 use std::collections::BTreeMap;
@@ -251,8 +252,27 @@ pub trait Launcher: Send + Sync + fmt::Debug {
     /// [`LaunchFault`].
     async fn release(&self, generation: u64, node: &str, gpu: u32, reason: &str) -> Result<(), LaunchFault>;
 
+    /// Lets an instance that has proven itself into whatever chooses among replicas by itself (a pool of Kubernetes), or
+    /// takes it out before its drain. Launchers whose replicas only our own gates know have nothing to do.
+    ///
+    /// # Errors
+    /// [`LaunchFault`].
+    async fn expose(&self, generation: u64, instance: &InstanceId, exposure: Exposure) -> Result<(), LaunchFault> {
+        let _ = (generation, instance, exposure);
+        Ok(())
+    }
+
     /// Nodes that do not answer, with the reason.
     fn away(&self) -> Vec<(Arc<str>, Arc<str>)>;
+}
+
+/// Whether requests may reach an instance by other gates than ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// It has proven itself.
+    In,
+    /// It is to be drained.
+    Out,
 }
 
 /// A model that a node shall have.

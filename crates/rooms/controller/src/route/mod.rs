@@ -1,5 +1,6 @@
 //! Where an alias goes, said to whoever carries its requests.
 
+mod http_route;
 mod own_table;
 
 use std::fmt;
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tidegate_core::{AliasName, DeploymentName, ShiftName};
 
+pub use http_route::{HttpRouteSettings, HttpRoutes};
 pub use own_table::{Gates, NoGates, OwnTable};
 
 /// A deployment of an alias.

@@ -62,7 +62,7 @@ impl KubernetesSettings {
     /// By the documents, for a cluster whose agents keep models at `models`.
     #[must_use]
     pub fn of(site: &Site, models: PathBuf) -> Self {
-        let drains = site.schedules.values().map(|schedule| schedule.drain);
+        let drains = site.schedules.values().map(|schedule| schedule.drain_timeout);
         Self {
             models,
             compiled: None,
@@ -75,7 +75,7 @@ impl KubernetesSettings {
 }
 
 /// What is known of an instance besides what the API server says.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Known {
     seat: Seat,
     note: Note,
@@ -85,6 +85,13 @@ struct Known {
     /// When events or GPUs were last asked for, and what an event said.
     asked: Option<Instant>,
     event: Option<Trouble>,
+}
+
+impl Known {
+    fn new(note: Note, is_plugin: bool) -> Self {
+        let seat = Seat { parts: note.parts.clone() };
+        Self { seat, note, is_plugin, chosen: BTreeMap::new(), asked: None, event: None }
+    }
 }
 
 /// Starts replicas as Pods.
@@ -203,7 +210,7 @@ impl Kubernetes {
         let known = known.entry(instance.clone()).or_insert_with(|| {
             let note: Note = serde_json::from_value(seen.order.note.clone()).unwrap_or_default();
             let is_plugin = seen.order.sharing == tidegate_kubernetes::Sharing::Plugin;
-            Known { seat: note.seat.clone(), note, is_plugin, ..Known::default() }
+            Known::new(note, is_plugin)
         });
         known.seat.clone()
     }
@@ -363,12 +370,11 @@ impl Launcher for Kubernetes {
         let facts = self.facts(&order.seat).await?;
         let sharing = order.seat.parts.first().map_or(GpuSharing::Plugin, |part| self.sharing(&part.node));
         let (rendered, note) = order::render(generation, order, &self.site(), &self.settings, sharing, model, &facts)?;
-        self.released.lock().retain(|(node, gpu)| {
-            !order.seat.gpus().iter().any(|own| own.node == *node && own.index == *gpu)
-        });
+        self.released
+            .lock()
+            .retain(|(node, gpu)| !order.seat.gpus().iter().any(|own| own.node == *node && own.index == *gpu));
         let is_plugin = sharing == GpuSharing::Plugin;
-        let known = Known { seat: order.seat.clone(), note, is_plugin, ..Known::default() };
-        self.known.lock().insert(order.instance.clone(), known);
+        self.known.lock().insert(order.instance.clone(), Known::new(note, is_plugin));
         self.cluster.start(generation, &rendered).await.map_err(|fault| of_cluster(&fault))?;
         // what looks next has to see it; if the view is behind, it says so by itself
         self.view.until(SEEN_WITHIN, is_there).await;
@@ -515,10 +521,11 @@ impl Kubernetes {
             // nobody knows where it was: it may have been anywhere
             None => members.into_iter().collect(),
         };
-        let known = known.unwrap_or_default();
+        let known = known.unwrap_or_else(|| Known::new(Note::default(), false));
         let mut by = ProvenBy::Processes;
         for (name, member) in nodes {
-            let gpus: BTreeSet<u32> = known.seat.parts.iter().filter(|part| part.node == name).flat_map(Part::gpus).collect();
+            let gpus: BTreeSet<u32> =
+                known.seat.parts.iter().filter(|part| part.node == name).flat_map(Part::gpus).collect();
             let baseline = known.note.baseline.get(&name).cloned().unwrap_or_default();
             match proof::prove(&*member.node, generation, instance, &gpus, &baseline).await {
                 Ok(Proof::Free { by: how }) => by = proof::weaker(by, how),

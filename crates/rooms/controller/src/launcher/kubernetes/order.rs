@@ -12,7 +12,7 @@ use tidegate_engine::launch::{CommandLine, EngineSpec};
 use tidegate_kubernetes::{ContainerCommand, PartOrder, ReplicaOrder, Sharing};
 use tidegate_node::facts::Facts;
 use tidegate_planner::hardware::Hardware;
-use tidegate_planner::placement::{Part, Seat};
+use tidegate_planner::placement::Part;
 
 use super::{GRACE_MARGIN, KubernetesSettings};
 use crate::launcher::{LaunchFault, Order};
@@ -33,7 +33,7 @@ pub(super) enum Verified {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
     /// Where it was to be.
-    pub(super) seat: Seat,
+    pub(super) parts: Vec<Part>,
     /// Bytes in use on its GPUs before it was started that no listed process had, by node and GPU.
     #[serde(default)]
     pub(super) baseline: BTreeMap<Arc<str>, BTreeMap<u32, u64>>,
@@ -72,7 +72,7 @@ pub(super) fn render(
         deployment,
         model: &path,
         host: "0.0.0.0",
-        port,
+        port: &port.to_string(),
         gpu_memory_bytes: first.and_then(|part| gpu_memory(part, site, facts)),
         may_sleep: blueprint.may_sleep,
     });
@@ -85,7 +85,7 @@ pub(super) fn render(
             env.entry((*name).to_owned()).or_insert_with(|| place.to_string_lossy().into_owned());
         }
     }
-    let note = Note { seat: order.seat.clone(), baseline: super::proof::baseline(&order.seat, facts) };
+    let note = Note { parts: order.seat.parts.clone(), baseline: super::proof::baseline(&order.seat, facts) };
     let grace = settings.drain_and_stop + GRACE_MARGIN;
     let rendered = ReplicaOrder {
         instance: order.instance.as_str().to_owned(),
@@ -120,7 +120,8 @@ fn part_order(part: &Part, sharing: Sharing, facts: &BTreeMap<Arc<str>, Facts>) 
         return Err(refused("mig", format!("node {}: MIG instances are given out to processes only", part.node)));
     }
     let there = facts.get(&part.node).map(|facts| &facts.gpus[..]).unwrap_or_default();
-    let uuid = |index: &u32| there.iter().find(|gpu| gpu.index == *index)?.uuid.as_ref().map(|uuid| uuid.as_str().to_owned());
+    let uuid =
+        |index: &u32| there.iter().find(|gpu| gpu.index == *index)?.uuid.as_ref().map(|uuid| uuid.as_str().to_owned());
     let uuids: Vec<String> = match sharing {
         Sharing::Plugin => Vec::new(),
         Sharing::Uuid => gpus.iter().filter_map(uuid).collect(),
@@ -147,9 +148,11 @@ fn mounted(
     match model {
         None => Ok((None, PathBuf::new())),
         Some(Verified::Stored(digest)) => {
-            let names_file = |arg: &Arc<str>| ["-m", "--model"].iter().any(|name| {
-                arg.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
-            });
+            let names_file = |arg: &Arc<str>| {
+                ["-m", "--model"]
+                    .iter()
+                    .any(|name| arg.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
+            };
             if dialect == Dialect::LlamaCpp && !engine_args.iter().any(names_file) {
                 let text = "llama.cpp as a Pod needs the file of a stored model by name: set --model in engineArgs";
                 return Err(refused("model_file", text.to_owned()));
@@ -209,10 +212,11 @@ pub(super) fn is_aligned(hardware: &Hardware, node: &Arc<str>, gpus: &BTreeSet<u
     let is_block = first % size.next_power_of_two() == 0 && gpus.iter().zip(*first..).all(|(gpu, next)| *gpu == next);
     let Some(place) = hardware.nodes.get(node) else { return is_block };
     let numa: Option<BTreeSet<u32>> = gpus.iter().map(|gpu| place.gpus.get(gpu)?.numa).collect();
-    let largest = place.gpus.values().filter_map(|gpu| gpu.numa).fold(BTreeMap::<u32, u32>::new(), |mut count, numa| {
-        *count.entry(numa).or_default() += 1;
-        count
-    });
+    let largest =
+        place.gpus.values().filter_map(|gpu| gpu.numa).fold(BTreeMap::<u32, u32>::new(), |mut count, numa| {
+            *count.entry(numa).or_default() += 1;
+            count
+        });
     let fits_one = largest.values().any(|count| *count >= size);
     is_block && (!fits_one || numa.is_none_or(|numa| numa.len() == 1))
 }
@@ -238,7 +242,8 @@ mod tests {
     #[test]
     fn a_set_that_no_placement_would_have_chosen_is_misaligned() {
         let two = hardware(|index| Some(index / 4));
-        let aligned = |hardware: &Hardware, gpus: &[u32]| is_aligned(hardware, &"a".into(), &gpus.iter().copied().collect());
+        let aligned =
+            |hardware: &Hardware, gpus: &[u32]| is_aligned(hardware, &"a".into(), &gpus.iter().copied().collect());
         for good in [&[0, 1, 2, 3][..], &[4, 5, 6, 7], &[2, 3], &[5], &[0, 1, 2, 3, 4, 5, 6, 7], &[]] {
             assert!(aligned(&two, good), "{good:?}");
         }
@@ -258,7 +263,12 @@ mod tests {
     fn a_group_meets_at_its_leader() {
         let line = CommandLine { program: "vllm".into(), args: vec!["serve".into()], env: BTreeMap::new() };
         let (leader, worker) = commands(&line, 2, Dialect::Vllm).unwrap();
-        assert!(leader.args.join(" ").ends_with("--nnodes 2 --master-addr $(LWS_LEADER_ADDRESS) --master-port 29500 --node-rank 0"));
+        assert!(
+            leader
+                .args
+                .join(" ")
+                .ends_with("--nnodes 2 --master-addr $(LWS_LEADER_ADDRESS) --master-port 29500 --node-rank 0")
+        );
         assert!(worker.unwrap().args.join(" ").ends_with("--node-rank $(LWS_WORKER_INDEX) --headless"));
         assert!(commands(&line, 2, Dialect::LlamaCpp).is_err());
     }

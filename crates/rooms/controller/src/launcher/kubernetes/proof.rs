@@ -111,13 +111,14 @@ fn sample(
             // nothing can be measured here, and that no Pod is left was said before
             continue;
         }
-        let bytes = unexplained(gpu);
+        // a driver that lists nobody still says how much is in use
+        let bytes = unexplained(gpu).or_else(|| gpu.used_bytes.filter(|_| gpu.processes.is_none()));
         let bytes = bytes.ok_or_else(|| format!("gpu {index}: the driver does not say who has what on it"))?;
         let bound = baseline.get(index).copied().unwrap_or_default().saturating_add(SLACK_BYTES);
         if bytes > bound {
             return Err(format!("gpu {index}: {bytes} bytes are in use that nobody has, at most {bound} may be"));
         }
-        by = ProvenBy::Nvml;
+        by = weaker(by, if gpu.processes.is_some() { ProvenBy::Nvml } else { ProvenBy::Total });
     }
     Ok(by)
 }
