@@ -9,21 +9,20 @@ use tidegate_core::ReplicaId;
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Endpoint, PoolSettings};
 use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe};
-use tidegate_engine::scrape::{self, ScrapeError, scrape};
+use tidegate_engine::scrape::{ScrapeError, scrape};
 use tidegate_engine::sleep::{Level, Sleeper};
 use tidegate_planner::placement::ReplicaKey;
-use tidegate_routing::{Replica, ReplicaState};
-use tokio::time::{Instant, sleep};
+use tidegate_routing::Replica;
+use tokio::time::sleep;
 
 use crate::care::{Care, Fault, Patient};
+use crate::gate::{self, GateSpec, watchdog};
 use crate::launcher::Blueprint;
 
 /// Time between probes of an engine that fails otherwise than by booting.
 pub const PROBE_EVERY: Duration = Duration::from_secs(2);
 /// Scrapes in a row that may fail before the engine has to prove itself again.
 pub const SCRAPES_MISSED_MAX: u32 = 2;
-/// How long an engine of ours may be silent before it is started anew.
-pub const SILENT_MAX: Duration = Duration::from_secs(60);
 /// Longest wake of an engine.
 pub const WAKE_WITHIN: Duration = Duration::from_mins(10);
 
@@ -64,28 +63,6 @@ pub(crate) async fn look(backend: &Backend, dialect: tidegate_engine::Dialect) -
         // It answers; it just has no such page, or not for us.
         Err(ScrapeError::Status(401 | 403 | 404 | 405 | 501)) => Scraped::Fine,
         Err(error) => Scraped::Missed(error.to_string()),
-    }
-}
-
-impl Engines {
-    /// Scrapes until the engine has to prove itself again, and says why.
-    async fn silent(patient: &Patient) -> String {
-        let mut missed = 0;
-        loop {
-            match look(&patient.backend, patient.blueprint.dialect).await {
-                Scraped::Fine => missed = 0,
-                Scraped::Missed(why) => {
-                    missed += 1;
-                    if missed >= SCRAPES_MISSED_MAX {
-                        return format!("does not answer: {why}");
-                    }
-                }
-            }
-            sleep(scrape::EVERY).await;
-            if patient.backend.replica().open_until().is_some() {
-                return "requests found it broken".to_owned();
-            }
-        }
     }
 }
 
@@ -131,33 +108,22 @@ impl Care for Engines {
     }
 
     async fn prove(&self, patient: &Patient) -> Result<(), Fault> {
-        let ready = probe(&patient.blueprint).run(patient.backend.watch_pool()).await;
-        let ready = ready.map_err(|why| Fault::new("not_ready", why.to_string()))?;
-        patient.backend.set_context_tokens(ready.context_tokens);
+        let spec = GateSpec::read(&patient.blueprint).await?;
+        let tell = |what| (patient.tell)(Some(what));
+        let report = gate::run(patient.backend.watch_pool(), &spec, &tell).await?;
+        patient.backend.set_context_tokens(report.context_tokens);
+        (patient.tell)(None);
+        let (warm_up, stabilise) = (report.warm_up.as_secs_f64(), report.stabilise.as_secs_f64());
+        for note in &report.notes {
+            tracing::warn!(replica = %patient.key, note, "gate");
+        }
+        tracing::info!(replica = %patient.key, warm_up, stabilise, asked = report.asked, "healthy");
         Ok(())
     }
 
     async fn watch(&self, patient: &Patient) -> Fault {
-        let probe = probe(&patient.blueprint);
-        let replica = patient.backend.replica();
-        loop {
-            let why = Self::silent(patient).await;
-            let silent_since = Instant::now();
-            replica.set_state(ReplicaState::Failing);
-            patient.backend.set_sample(None);
-            (patient.tell)(Some(why.clone()));
-            loop {
-                if probe.run(patient.backend.watch_pool()).await.is_ok() {
-                    break;
-                }
-                if silent_since.elapsed() >= SILENT_MAX {
-                    return Fault::new("silent", format!("{why}; no token for {} s", SILENT_MAX.as_secs()));
-                }
-                sleep(PROBE_EVERY).await;
-            }
-            (patient.tell)(None);
-            replica.set_state(ReplicaState::Serving);
-        }
+        let tell = |what| (patient.tell)(what);
+        watchdog::watch(&patient.backend, &probe(&patient.blueprint), &tell).await.into()
     }
 
     async fn sleep(&self, patient: &Patient, number: u8) -> Result<(), Fault> {

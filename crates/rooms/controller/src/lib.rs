@@ -19,6 +19,7 @@ pub mod engines;
 pub mod externals;
 mod fleet;
 mod folders;
+pub mod gate;
 pub mod launcher;
 mod member;
 pub mod records;
