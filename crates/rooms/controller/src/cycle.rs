@@ -307,6 +307,10 @@ impl Controller {
         now: Timestamp,
     ) -> Result<(), RecordError> {
         let generation = self.next_generation().await?;
+        let plan = plan.beginning_at(now);
+        if self.shift.is_none() {
+            self.shift = Some(plan.to.clone()).filter(|_| plan.at <= now);
+        }
         let site = Arc::clone(&self.site);
         let goal = goal(&self.outlook(&site), &plan.to);
         let mut switch = Switch::new(&plan, Generation(generation));

@@ -264,6 +264,30 @@ impl Plan {
         times::write(ask, &units, &problem, outcome)
     }
 
+    /// The same plan for a switch that begins at an instant, when some of its steps should have begun before: they begin
+    /// then, and end as much later.
+    #[must_use]
+    pub fn beginning_at(mut self, now: Timestamp) -> Self {
+        for change in &mut self.changes {
+            let engine = change.steps.iter().filter(|step| step.phase >= Phase::Deploy).map(|step| step.from).min();
+            let Some(late) = engine.map(|from| now.duration_since(from)).filter(|late| late.is_positive()) else {
+                continue;
+            };
+            let moved = |at: Timestamp| at.checked_add(late).unwrap_or(Timestamp::MAX);
+            for step in &mut change.steps {
+                (step.from, step.until) = (moved(step.from), moved(step.until));
+            }
+            change.ready_at = moved(change.ready_at);
+        }
+        let ready: BTreeMap<DeploymentName, Timestamp> =
+            self.changes.iter().map(|change| (change.deployment.clone(), change.ready_at)).collect();
+        for route in self.routes.iter_mut().filter(|route| route.gap == Duration::ZERO) {
+            let last = route.to.iter().filter_map(|target| ready.get(&target.deployment)).max();
+            route.at = last.copied().unwrap_or(route.at).max(route.at);
+        }
+        self
+    }
+
     /// The longest gap of an alias.
     #[must_use]
     pub fn longest_gap(&self) -> Duration {
