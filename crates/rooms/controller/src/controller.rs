@@ -176,7 +176,7 @@ pub struct Controller {
     pub(crate) notes: Vec<crate::records::Note>,
     pub(crate) planned_at: Option<Timestamp>,
     pub(crate) is_stale: bool,
-    wanted: Option<(Timestamp, Desired)>,
+    pub(crate) wanted: Option<(Timestamp, Desired)>,
     /// The next shift that is another one, and when it starts: as of the last plan.
     pub(crate) coming: Option<(ShiftName, Timestamp)>,
     /// When failures were last looked at for a start of the timetable.

@@ -120,6 +120,10 @@ impl Controller {
         }
         self.planned_at = Some(now);
         let was_stale = std::mem::take(&mut self.is_stale);
+        if was_stale {
+            // Of what was asked for before it changed.
+            self.wanted = None;
+        }
         self.forget_failures_at_a_start(now);
         if self.run.is_some() && !self.is_run_void(now, was_stale) {
             return Ok(());
