@@ -102,7 +102,7 @@ fn steps(steps: &[StepView], at: &Clock) -> String {
 }
 
 fn over(last: &SwitchView, at: &Clock) -> String {
-    let outcome = last.outcome.map_or("was not finished", outcome_text);
+    let outcome = last.outcome.map_or("was superseded by the next one", outcome_text);
     let ended = last.ended.map_or_else(String::new, |ended| format!(" {}", at.day(ended)));
     let mut text = format!("{} from {} to {}: {outcome},{ended} ({})", last.number, last.from, last.to, last.why);
     if last.outcome != Some(SwitchOutcome::Complete) {
@@ -149,6 +149,7 @@ pub(crate) fn history(switches: &[SwitchView]) -> String {
             Some(SwitchOutcome::Complete) => "complete",
             Some(SwitchOutcome::Partly) => "partly",
             Some(SwitchOutcome::Aborted) => "aborted",
+            None if switch.ended.is_some() => "superseded",
             None => "in progress",
         };
         table.add_row([

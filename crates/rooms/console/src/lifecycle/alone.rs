@@ -12,7 +12,7 @@ pub(super) async fn status(store: &Store, shifts: &[ShiftName]) -> Result<Lifecy
     let last = store.last_switch().await?;
     let said = store.override_in_force().await?;
     let (in_progress, over) = match last {
-        Some(row) if row.outcome.is_none() => (Some(row), store.switches(None, 2).await?.into_iter().nth(1)),
+        Some(row) if row.ended.is_none() => (Some(row), store.switches(None, 2).await?.into_iter().nth(1)),
         other => (None, other),
     };
     Ok(LifecycleStatus {
@@ -33,9 +33,12 @@ pub(super) async fn status(store: &Store, shifts: &[ShiftName]) -> Result<Lifecy
     })
 }
 
-/// The shift that a switch left loaded.
+/// The shift that a switch left loaded; one that another took the place of never came to be.
 fn loaded_after(row: &SwitchRow) -> ShiftName {
-    if row.outcome == Some(SwitchOutcome::Aborted) { row.from.clone() } else { row.to.clone() }
+    match row.outcome {
+        Some(SwitchOutcome::Complete | SwitchOutcome::Partly) => row.to.clone(),
+        Some(SwitchOutcome::Aborted) | None => row.from.clone(),
+    }
 }
 
 /// Writes down what the next controller is to do, where that makes sense without one.

@@ -99,7 +99,7 @@ pub struct SwitchView {
     pub ended: Option<Timestamp>,
     /// How it goes on.
     pub mode: SwitchMode,
-    /// How it ended.
+    /// How it ended; `None` of one that has ended: another took its place.
     pub outcome: Option<SwitchOutcome>,
     /// Why it was made.
     pub why: String,
