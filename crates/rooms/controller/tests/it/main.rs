@@ -1,6 +1,11 @@
 //! The controller in a simulated world, in virtual time.
 
+mod conformance;
+mod gate;
+mod pods;
 mod restart;
 mod stage;
 mod switch;
 mod verbs;
+mod watch_window;
+mod watchdog;

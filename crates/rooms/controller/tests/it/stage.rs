@@ -116,6 +116,7 @@ fn start(
         actuators: vec![Arc::new(OwnTable::new(table, Arc::new(NoGates))), Arc::<World>::clone(world)],
         launcher: Arc::<World>::clone(world),
         care: Arc::<World>::clone(world),
+        counts: None,
     };
     let clock = Arc::clone(world);
     let (controller, handle) = Controller::new(Arc::clone(site), parts, Arc::new(move || clock.now()));
