@@ -43,6 +43,8 @@ pub struct Patient {
     pub blueprint: Arc<Blueprint>,
     /// How it is asked.
     pub backend: Arc<Backend>,
+    /// Whether nobody else serves its aliases.
+    pub is_first: bool,
     /// Says what is in the way, or how far it is, in status; `None`: nothing.
     pub tell: Arc<dyn Fn(Option<String>) + Send + Sync>,
 }

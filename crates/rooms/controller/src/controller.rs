@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::attempts::Attempts;
 use crate::care::Care;
+use crate::gate::watch::{Counts, Window};
 use crate::launcher::{Blueprint, Launcher};
 use crate::records::{RecordError, Records, Said};
 use crate::replica::{Clock, Hands, ReplicaHandle};
@@ -48,6 +49,8 @@ pub struct Parts {
     pub launcher: Arc<dyn Launcher>,
     /// Who speaks to engines.
     pub care: Arc<dyn Care>,
+    /// Who counts requests; `None`: nobody, and nothing is sent back for doing worse.
+    pub counts: Option<Arc<dyn Counts>>,
 }
 
 /// What reaches the controller from outside, and from what it has sent out.
@@ -173,6 +176,8 @@ pub struct Controller {
     /// The last switch that is over.
     pub(crate) last: Option<crate::records::SwitchRow>,
     pub(crate) attempts: Attempts,
+    /// New deployments that are compared with those before them.
+    pub(crate) window: Window,
     pub(crate) notes: Vec<crate::records::Note>,
     pub(crate) planned_at: Option<Timestamp>,
     pub(crate) is_stale: bool,
@@ -229,6 +234,7 @@ impl Controller {
             next: None,
             last: None,
             attempts: Attempts::default(),
+            window: Window::default(),
             notes: Vec::new(),
             planned_at: None,
             is_stale: false,

@@ -43,6 +43,7 @@ impl Controller {
     pub(crate) async fn turn(&mut self) -> Result<(), RecordError> {
         let now = self.now();
         self.look_at_hardware(now).await;
+        self.look_at_the_new(now);
         self.go_on(now).await?;
         self.decide(now).await?;
         self.keep_models(now);
@@ -521,6 +522,7 @@ impl Controller {
                 key: seen.key.clone(),
                 seat: as_planned(&seats, &seen.key, &seen.seat),
                 blueprint,
+                is_first: false,
             };
             self.drive(order, state);
         }

@@ -487,6 +487,7 @@ impl Job {
             key: self.order.key.clone(),
             blueprint: Arc::clone(&self.order.blueprint),
             backend,
+            is_first: self.order.is_first,
             tell: Arc::new(move |problem| shared.say(problem.map(Arc::from))),
         })
     }

@@ -13,6 +13,7 @@ use tidegate_planner::plan::{Change, Departure, End};
 use tidegate_planner::switch::{Alarm, Effect, Event, Member, Mode, New, Old, Outcome, Side, Switch};
 
 use crate::controller::{Controller, Input};
+use crate::gate::watch::Rules;
 use crate::launcher::Order;
 use crate::records::{Note, RecordError, SwitchRow};
 use crate::replica::{ReplicaHandle, drive};
@@ -288,7 +289,19 @@ impl Controller {
             tracing::error!(id, "cannot be the id of an instance");
             return;
         };
-        self.drive(Order { instance, key: key.clone(), seat: seat.clone(), blueprint }, state);
+        let is_first = !self.is_served_by_others(&key.deployment);
+        self.drive(Order { instance, key: key.clone(), seat: seat.clone(), blueprint, is_first }, state);
+    }
+
+    /// Whether an alias of a deployment goes anywhere now.
+    fn is_served_by_others(&self, name: &DeploymentName) -> bool {
+        use tidegate_config::site::ShiftTargets;
+        let has = |shift: &ShiftTargets| match shift {
+            ShiftTargets::Targets(targets) => targets.iter().any(|target| target.deployment == *name),
+            ShiftTargets::Absent { substitute: _ } => false,
+        };
+        let aliases = self.site.aliases.iter().filter(|(_, alias)| alias.shifts.values().any(has));
+        aliases.map(|(alias, _)| self.routes.get(alias)).any(|row| row.is_some_and(|row| !row.targets.is_empty()))
     }
 
     pub(crate) fn drive(&mut self, order: Order, state: State) {
@@ -394,6 +407,9 @@ impl Controller {
             }
         }
         let now = self.now();
+        if answer.is_ok() {
+            self.watch(alias);
+        }
         let Some(run) = self.run.as_mut().filter(|run| run.row.generation == generation) else { return Ok(()) };
         let what = match answer {
             Ok(()) => {
@@ -411,6 +427,31 @@ impl Controller {
         let generation = run.switch.generation;
         run.queued.push(Stamped { generation, what });
         Ok(())
+    }
+
+    /// Begins to compare the new deployments of an alias with the old ones.
+    fn watch(&mut self, alias: &AliasName) {
+        let (Some(counts), Some(run)) = (self.parts.counts.clone(), &self.run) else { return };
+        let Some(route) = run.row.plan.routes.iter().find(|route| route.alias == *alias) else { return };
+        let Some(line) = run.switch.lines.get(alias) else { return };
+        let old = route.from.iter().find_map(|target| {
+            let revision = run.departure(&target.deployment).map(|old| old.revision);
+            Some((&target.deployment, revision?))
+        });
+        let new = line.wanted.iter().filter(|member| member.side == Side::New);
+        for change in new.filter_map(|member| run.change(&member.deployment)) {
+            if !self.window.watched().any(|name| *name == change.deployment) {
+                self.window.begin((&change.deployment, change.revision), old, Rules::default(), &*counts);
+            }
+        }
+    }
+
+    /// Looks whether new deployments do worse.
+    pub(crate) fn look_at_the_new(&mut self, now: Timestamp) {
+        let Some(counts) = self.parts.counts.clone() else { return };
+        for (deployment, why) in self.window.look(&*counts) {
+            self.regressed(&deployment, &why, now);
+        }
     }
 
     /// Notes that new deployments did worse than the old ones.
@@ -464,6 +505,7 @@ impl Controller {
 
     async fn finish(&mut self, outcome: Outcome, now: Timestamp) -> Result<(), RecordError> {
         let Some(mut run) = self.run.take() else { return Ok(()) };
+        self.window.clear();
         run.row.outcome = Some(outcome);
         run.row.ended = Some(now);
         let shift = if outcome == Outcome::Aborted { &run.row.plan.from } else { &run.row.plan.to };

@@ -67,6 +67,7 @@ impl Lifecycle {
             actuators: vec![Arc::new(OwnTable::new(records, gates))],
             launcher: Arc::<Processes>::clone(&processes),
             care: Arc::new(Engines { cores, connect: site.timeouts.connect }),
+            counts: None,
         };
         let (controller, handle) = Controller::new(Arc::clone(site), parts, Arc::new(jiff::Timestamp::now));
         let (end, ended) = oneshot::channel();

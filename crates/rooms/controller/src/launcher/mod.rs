@@ -82,6 +82,8 @@ pub struct Order {
     pub seat: Seat,
     /// What it is started from.
     pub blueprint: Arc<Blueprint>,
+    /// Whether nobody else serves its aliases: there is nobody to go on with while it is watched.
+    pub is_first: bool,
 }
 
 /// How far a replica's model is on the nodes that need it.

@@ -130,9 +130,7 @@ async fn by_uuid_a_pod_gets_exactly_the_gpus_of_its_seat() {
     let stand = Stand::with("uuid", "uuid", true).await;
     // without the GPU runtime in the cluster the Pod is refused, and that is said
     stand.launcher.start(1, &stand.order("glm-5.3-0-g1", &[4, 5, 6, 7])).await.unwrap();
-    let is_refused = |seen: &tidegate_controller::launcher::Seen| {
-        matches!(&seen.state, SeenState::Pending { why } if why.starts_with("admission_refused") && why.contains("nvidia"))
-    };
+    let is_refused = |seen: &tidegate_controller::launcher::Seen| matches!(&seen.state, SeenState::Pending { why } if why.starts_with("admission_refused") && why.contains("nvidia"));
     stand.wait("refused", |all| all.iter().any(is_refused)).await;
     stand.stop(1, &id("glm-5.3-0-g1"), Duration::ZERO).await.unwrap();
     let class = serde_json::json!({

@@ -301,6 +301,7 @@ fn order(site: &Site, instance: &str, parts: &[(&Arc<str>, &[u32])]) -> Order {
         mig: None,
     };
     Order {
+        is_first: false,
         instance: id(instance),
         key: ReplicaKey { deployment: name.clone(), index: 0 },
         seat: Seat { parts: parts.iter().map(part).collect() },
