@@ -117,6 +117,13 @@ impl Gpus {
     }
 }
 
+/// A process of an instance that was not started here (a Pod's) says so in its environment.
+fn named_by_its_mark(process: GpuProcess) -> GpuProcess {
+    let marked = || InstanceId::new(&process::own_instance_of(i32::try_from(process.pid).ok()?)?).ok();
+    let instance = process.instance.clone().or_else(marked);
+    GpuProcess { instance, ..process }
+}
+
 fn key(gpu: &GpuFacts) -> String {
     gpu.uuid.as_ref().map_or_else(|| gpu.index.to_string(), |uuid| uuid.as_str().to_owned())
 }
@@ -224,6 +231,8 @@ impl Shared {
             });
             let failed = look.and_then(|look| look.failed.clone());
             let state = self.gpu_state(gpu.index, failed, processes.as_deref().unwrap_or_default());
+            // whose they are is said also when it was not us who started them: nothing is started beside them by us
+            let processes = processes.map(|listed| listed.into_iter().map(named_by_its_mark).collect());
             GpuFacts { used_bytes: look.and_then(|look| look.used_bytes), processes, state, ..gpu.clone() }
         });
         facts.collect()

@@ -23,7 +23,10 @@ pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 impl Shared {
     /// One proof, remembered.
     pub(crate) async fn prove(&self, id: &InstanceId) -> Result<Proof, NodeError> {
-        let known = self.with(id, |entry| (entry.is_alive(), entry.record.proof.clone()))?;
+        let known = match self.with(id, |entry| (entry.is_alive(), entry.record.proof.clone())) {
+            Err(unknown) => return self.stranger_left(id).await.map_or(Err(unknown), Ok),
+            Ok(known) => known,
+        };
         if let (false, Some(free @ Proof::Free { .. })) = &known {
             return Ok(free.clone());
         }
@@ -44,6 +47,15 @@ impl Shared {
             self.events.push(Happened::Proven { instance: id.clone(), proof: proof.clone() });
         }
         Ok(proof)
+    }
+
+    /// What lives of an instance that was not started here (a Pod's), found by the mark in its environment.
+    async fn stranger_left(&self, id: &InstanceId) -> Option<Proof> {
+        let mark = id.to_string();
+        let left = tokio::task::spawn_blocking(move || crate::process::of_instance(&mark)).await.unwrap_or_default();
+        let pids: Vec<String> = left.iter().map(|proc| proc.pid.to_string()).collect();
+        let why = format!("processes {} of it are alive", pids.join(", "));
+        (!pids.is_empty()).then(|| Proof::NotFree { why, since: Timestamp::now() })
     }
 
     async fn samples(&self, id: &InstanceId) -> Result<ProvenBy, String> {
