@@ -167,7 +167,7 @@ impl Fault {
             Self::Conflict { .. } => "take the field out of what the other manager applies",
             Self::NotFound { .. } => "apply it first",
             Self::NotInstalled { .. } => "install its CustomResourceDefinition, or do without what needs it",
-            Self::Forbidden { .. } => "compare the ServiceAccount's roles with examples/kubernetes/rbac.yaml",
+            Self::Forbidden { .. } => "compare the ServiceAccount's roles with docs/kubernetes/rbac.yaml",
             Self::Unauthenticated { .. } => "renew the token or the kubeconfig",
             Self::QuotaRefused { .. } => "raise the ResourceQuota of the namespace or take something away",
             Self::AdmissionRefused { .. } => "allow it in the policy that the message names",
