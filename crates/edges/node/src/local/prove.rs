@@ -24,7 +24,7 @@ impl Shared {
     /// One proof, remembered.
     pub(crate) async fn prove(&self, id: &InstanceId) -> Result<Proof, NodeError> {
         let known = match self.with(id, |entry| (entry.is_alive(), entry.record.proof.clone())) {
-            Err(unknown) => return self.stranger_left(id).await.map_or(Err(unknown), Ok),
+            Err(unknown) => return self.stranger_left(id).await.ok_or(unknown),
             Ok(known) => known,
         };
         if let (false, Some(free @ Proof::Free { .. })) = &known {
