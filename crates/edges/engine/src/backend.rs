@@ -33,7 +33,13 @@ impl Backend {
         let own = (0..cores).map(|_| Pool::new(endpoint.clone(), settings));
         let watch = Pool::watching(endpoint.clone(), settings, Arc::clone(&replica));
         let pools = own.chain([watch]).collect();
-        Self { replica, authority: endpoint.authority().into(), pools, context_tokens: AtomicU64::new(0), sample: Mutex::new(None) }
+        Self {
+            replica,
+            authority: endpoint.authority().into(),
+            pools,
+            context_tokens: AtomicU64::new(0),
+            sample: Mutex::new(None),
+        }
     }
 
     /// Its state, bookings and breaker.

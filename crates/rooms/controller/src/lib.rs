@@ -22,6 +22,7 @@ mod folders;
 pub mod gate;
 pub mod launcher;
 mod member;
+pub mod phases;
 pub mod records;
 pub mod replica;
 pub mod route;

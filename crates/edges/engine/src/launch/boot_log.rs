@@ -69,6 +69,25 @@ impl Phase {
     }
 }
 
+impl Dialect {
+    /// Texts of the engine's log, and the phase of a start that begins with each: `start`, `load`, `compile`, `serve`;
+    /// and whether it found what it compiled before: `compiled_found`, `compiled_anew`.
+    #[must_use]
+    pub const fn boot_marks(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Vllm => &[
+                ("Resolved architecture", "start"),
+                ("Starting to load model", "load"),
+                ("Loading weights took", "compile"),
+                ("Directly load the compiled graph", "compiled_found"),
+                ("torch.compile takes", "compiled_anew"),
+                ("init engine (profile, create kv cache, warmup model) took", "serve"),
+            ],
+            Self::LlamaCpp => &[("loading model", "load"), ("model loaded", "serve")],
+        }
+    }
+}
+
 /// The log from a boot's start on, at most [`BOOT_LOG_MAX`] bytes of it. `from` is how long the file was before:
 /// [`super::Process::log_start`].
 ///
@@ -130,6 +149,13 @@ mod tests {
         );
         assert_eq!(root_cause(""), None);
         assert_eq!(root_cause(&"é".repeat(CAUSE_MAX)).map(|cause| cause.len()), Some(CAUSE_MAX));
+    }
+
+    #[test]
+    fn every_text_that_marks_a_phase_of_a_start_stands_in_the_log_once_and_in_order() {
+        let names: Vec<_> = Dialect::Vllm.boot_marks().iter().map(|(_, phase)| *phase).collect();
+        assert_eq!(names, ["start", "load", "compile", "compiled_found", "compiled_anew", "serve"]);
+        assert!(Dialect::LlamaCpp.boot_marks().iter().all(|(_, phase)| names.contains(phase)));
     }
 
     #[test]

@@ -104,3 +104,11 @@ proptest::proptest! {
         tidegate_engine::fuzz::metrics(line.as_bytes());
     }
 }
+
+#[test]
+fn marks_of_a_start_are_in_recorded_logs_in_their_order() {
+    let log = std::fs::read_to_string(folder().join("vllm/boot/boot_ok_real_smollm2.log")).unwrap();
+    let marks = Dialect::Vllm.boot_marks().iter().filter(|(_, phase)| !phase.starts_with("compiled"));
+    let places: Vec<_> = marks.map(|(text, phase)| log.find(text).unwrap_or_else(|| panic!("no {phase}"))).collect();
+    assert!(places.is_sorted(), "{places:?}");
+}

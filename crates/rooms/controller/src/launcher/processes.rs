@@ -17,7 +17,8 @@ use tidegate_node::facts::{Facts, GpuState as FactState};
 use tidegate_node::order::{COMPILED, HOST, MODEL, PORT};
 use tidegate_node::report::{InstanceReport, InstanceState};
 use tidegate_node::{
-    Command, InstanceId, Keep, ModelAt, ModelFile, ModelOrder, ModelState, ModelUse, Node, NodeError, Proof, StartOrder,
+    Command, InstanceId, Keep, LogMark, ModelAt, ModelFile, ModelOrder, ModelState, ModelUse, Node, NodeError, Proof,
+    StartOrder,
 };
 use tidegate_planner::hardware::{Gpu, GpuState, Hardware, Node as Place, Numa};
 use tidegate_planner::memory::booked;
@@ -130,9 +131,15 @@ impl Processes {
             cpu_milli: blueprint.deployment.cpu.map(|cpus| (cpus * 1_000.0).ceil() as u64),
             ports,
             host: member.host,
-            marks: Vec::new(),
+            marks: marks(order.blueprint.dialect),
         }
     }
+}
+
+/// What the engine's log says of its start.
+fn marks(dialect: Dialect) -> Vec<LogMark> {
+    let mark = |(text, phase): &(&str, &str)| LogMark { phase: (*phase).to_owned(), text: (*text).to_owned() };
+    dialect.boot_marks().iter().map(mark).collect()
 }
 
 /// Dialect and version of the engine; `None` where the documents do not say which it is.

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod gate;
+mod phases;
 mod pods;
 mod restart;
 mod stage;
