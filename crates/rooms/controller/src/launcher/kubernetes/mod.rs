@@ -11,6 +11,8 @@
 
 mod order;
 mod proof;
+mod proving;
+mod sight;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -22,22 +24,19 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tidegate_config::Site;
 use tidegate_config::site::{GpuSharing, ModelSource};
-use tidegate_core::DeploymentName;
-use tidegate_kubernetes::{Cluster, Fault, Phase, ReplicaSeen, Trouble, TroubleCode, View};
+use tidegate_kubernetes::{Cluster, Fault, Phase, ReplicaSeen, Trouble, View};
 use tidegate_node::facts::{Facts, GpuState as FactState};
 use tidegate_node::{InstanceId, ModelOrder, ModelState, NodeError, Proof, ProvenBy};
 use tidegate_planner::hardware::{GpuState, Hardware};
-use tidegate_planner::placement::{Part, ReplicaKey, Seat};
+use tidegate_planner::placement::Seat;
 use tokio::time::Instant;
 
 use self::order::{Note, Verified};
 use super::processes::{Member, Members, Processes};
-use super::{BootMark, Exposure, Fetched, Kept, LaunchFault, Launcher, Order, Seen, SeenState};
+use super::{Exposure, Fetched, Kept, LaunchFault, Launcher, Order, Seen};
 
 /// How long what was just written may take to be seen.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
-/// How often events of a Pod that does not start, and GPUs that a kubelet chose, are asked for.
-const ASK_EVERY: Duration = Duration::from_secs(5);
 /// What a Pod's template says when nobody says another time: above every drain and stop.
 const GRACE_MARGIN: Duration = Duration::from_secs(60);
 
@@ -203,128 +202,6 @@ impl Kubernetes {
             facts.insert(Arc::clone(&part.node), said);
         }
         Ok(facts)
-    }
-
-    fn seat_of(&self, instance: &InstanceId, seen: &ReplicaSeen) -> Seat {
-        let mut known = self.known.lock();
-        let known = known.entry(instance.clone()).or_insert_with(|| {
-            let note: Note = serde_json::from_value(seen.order.note.clone()).unwrap_or_default();
-            let is_plugin = seen.order.sharing == tidegate_kubernetes::Sharing::Plugin;
-            Known::new(note, is_plugin)
-        });
-        known.seat.clone()
-    }
-
-    async fn to_seen(&self, replica: &ReplicaSeen) -> Option<Seen> {
-        let instance = InstanceId::new(&replica.order.instance).ok()?;
-        let seat = self.seat_of(&instance, replica);
-        let state = match &replica.phase {
-            Phase::Pending { trouble } => SeenState::Pending { why: self.pending(&instance, replica, trouble).await },
-            Phase::Running { address } => match self.misaligned(&instance, replica).await {
-                Some(trouble) => SeenState::Ended { cause: with_hint(&trouble) },
-                None => SeenState::Running { address: *address },
-            },
-            Phase::Broken { trouble } => SeenState::Ended { cause: with_hint(trouble) },
-            Phase::Stopping => SeenState::Stopping,
-            Phase::Ended { cause } => {
-                SeenState::Ended { cause: cause.clone().unwrap_or_else(|| "ended: it was stopped".into()) }
-            }
-        };
-        let mark = |phase: &str, at: Option<jiff::Timestamp>| at.map(|at| BootMark { phase: phase.into(), at });
-        let boot = [mark("schedule", replica.created_at), mark("image_pull", replica.scheduled_at)];
-        let boot = boot.into_iter().chain([mark("load", replica.started_at)]).flatten().collect();
-        Some(Seen {
-            key: ReplicaKey {
-                deployment: DeploymentName::from(replica.order.deployment.as_str()),
-                index: replica.order.index,
-            },
-            revision: replica.order.revision,
-            generation: replica.order.generation,
-            seat: self.known.lock().get(&instance).map_or(seat, |known| known.seat.clone()),
-            instance,
-            state,
-            started_at: replica.created_at,
-            boot,
-        })
-    }
-
-    /// What a Pod waits for. When its status does not say, an event may.
-    async fn pending(&self, instance: &InstanceId, replica: &ReplicaSeen, trouble: &Option<Trouble>) -> Arc<str> {
-        if let Some(trouble) = trouble {
-            return with_hint(trouble);
-        }
-        if self.is_due(instance)
-            && let Some(pod) = replica.pods.first()
-            && let Ok(event) = self.cluster.events_of(&pod.uid).await
-            && let Some(known) = self.known.lock().get_mut(instance)
-        {
-            known.event = event;
-        }
-        let event = self.known.lock().get(instance).and_then(|known| known.event.clone());
-        match event {
-            Some(event) => with_hint(&event),
-            None if replica.pods.is_empty() => "scheduling: it has no Pod yet".into(),
-            None if replica.scheduled_at.is_none() => "scheduling: its Pod waits for its node".into(),
-            None => "image_pull: its container is being made".into(),
-        }
-    }
-
-    /// Whether it is time to ask again about an instance.
-    fn is_due(&self, instance: &InstanceId) -> bool {
-        let mut known = self.known.lock();
-        let Some(known) = known.get_mut(instance) else { return false };
-        let is_due = known.asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
-        if is_due {
-            known.asked = Some(Instant::now());
-        }
-        is_due
-    }
-
-    /// Reads back which GPUs a kubelet chose: they are booked from then on. A set that no placement would have chosen is
-    /// a fault.
-    async fn misaligned(&self, instance: &InstanceId, replica: &ReplicaSeen) -> Option<Trouble> {
-        let (seat, is_plugin, is_known) = {
-            let known = self.known.lock();
-            let known = known.get(instance)?;
-            (known.seat.clone(), known.is_plugin, !known.chosen.is_empty())
-        };
-        if is_plugin && !is_known && self.is_due(instance) {
-            for part in seat.parts.iter().filter(|part| part.gpus().next().is_some()) {
-                let Ok(member) = self.member(&part.node) else { continue };
-                let Ok(facts) = member.node.facts().await else { continue };
-                let chosen = proof::gpus_of(instance, &facts);
-                if chosen.len() == part.gpus().count() {
-                    self.book(instance, part, chosen);
-                }
-            }
-        }
-        let hardware = is_plugin.then(|| Hardware::of(&self.site()))?;
-        let chosen = self.known.lock().get(instance).map(|known| known.chosen.clone())?;
-        let (node, bad) = chosen.into_iter().find(|(node, gpus)| !order::is_aligned(&hardware, node, gpus))?;
-        let said: Vec<String> = bad.iter().map(ToString::to_string).collect();
-        let text = format!("the kubelet of {node} gave {} the GPUs {}", replica.order.instance, said.join(","));
-        Some(Trouble { code: TroubleCode::TopologyRefused, said: text.into() })
-    }
-
-    fn book(&self, instance: &InstanceId, part: &Part, chosen: BTreeSet<u32>) {
-        let mut known = self.known.lock();
-        let Some(known) = known.get_mut(instance) else { return };
-        if let Some(own) = known.seat.parts.iter_mut().find(|own| own.node == part.node) {
-            own.groups = order::groups(&part.groups, &chosen);
-        }
-        known.chosen.insert(Arc::clone(&part.node), chosen);
-    }
-
-    /// Records which Pods are its own, as soon as they run.
-    async fn record(&self, replica: &ReplicaSeen) {
-        let generation = self.generation.load(Ordering::Acquire);
-        let is_due = matches!(replica.phase, Phase::Running { .. }) && !replica.has_own_pods && generation > 0;
-        if is_due {
-            let uids: Vec<&str> = replica.pods.iter().map(|pod| pod.uid.as_str()).collect();
-            if let Err(fault) = self.cluster.record_pods(generation, &replica.order.instance, &uids).await {
-                tracing::warn!(instance = replica.order.instance, %fault, hint = fault.hint(), "its Pods are not recorded");
-            }
-        }
     }
 }
 
@@ -494,47 +371,5 @@ impl Launcher for Kubernetes {
             away.push(("kubernetes".into(), fault.to_string().into()));
         }
         away
-    }
-}
-
-impl Kubernetes {
-    /// Whether a person said so of all its GPUs.
-    fn is_released(&self, known: &Known) -> bool {
-        let released = self.released.lock();
-        let gpus = known.seat.gpus();
-        !gpus.is_empty() && gpus.iter().all(|gpu| released.contains(&(Arc::clone(&gpu.node), gpu.index)))
-    }
-
-    /// The second half of the proof: no Pod is left, and now the agents say what is left on their nodes.
-    async fn prove_on_nodes(
-        &self,
-        generation: u64,
-        instance: &InstanceId,
-        known: Option<Known>,
-    ) -> Result<Proof, LaunchFault> {
-        let members = self.members.lock().clone();
-        let nodes: Vec<(Arc<str>, Member)> = match &known {
-            Some(known) => {
-                let of_part = |part: &Part| Ok((Arc::clone(&part.node), self.member(&part.node)?));
-                known.seat.parts.iter().map(of_part).collect::<Result<_, LaunchFault>>()?
-            }
-            // nobody knows where it was: it may have been anywhere
-            None => members.into_iter().collect(),
-        };
-        let known = known.unwrap_or_else(|| Known::new(Note::default(), false));
-        let mut by = ProvenBy::Processes;
-        for (name, member) in nodes {
-            let gpus: BTreeSet<u32> =
-                known.seat.parts.iter().filter(|part| part.node == name).flat_map(Part::gpus).collect();
-            let baseline = known.note.baseline.get(&name).cloned().unwrap_or_default();
-            match proof::prove(&*member.node, generation, instance, &gpus, &baseline).await {
-                Ok(Proof::Free { by: how }) => by = proof::weaker(by, how),
-                Ok(Proof::NotFree { why, since }) => {
-                    return Ok(Proof::NotFree { why: format!("node {name}: {why}"), since });
-                }
-                Err(error) => return Err(of_node(&name, &error)),
-            }
-        }
-        Ok(Proof::Free { by })
     }
 }

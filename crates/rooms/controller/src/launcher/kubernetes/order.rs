@@ -163,7 +163,8 @@ fn mounted(
         }
         Some(Verified::Local(path)) => {
             let is_file = path.extension().is_some();
-            let folder = if is_file { path.parent().unwrap_or(Path::new("/")).to_owned() } else { path.clone() };
+            let folder =
+                if is_file { path.parent().unwrap_or_else(|| Path::new("/")).to_owned() } else { path.clone() };
             Ok((Some(folder), path))
         }
     }
