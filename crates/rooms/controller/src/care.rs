@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tidegate_engine::backend::Backend;
@@ -47,6 +48,8 @@ pub struct Patient {
     pub is_first: bool,
     /// Says what is in the way, or how far it is, in status; `None`: nothing.
     pub tell: Arc<dyn Fn(Option<String>) + Send + Sync>,
+    /// Notes that a phase of its start began so long ago.
+    pub mark: Arc<dyn Fn(&'static str, Duration) + Send + Sync>,
 }
 
 impl fmt::Debug for Patient {

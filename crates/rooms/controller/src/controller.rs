@@ -23,6 +23,7 @@ use crate::attempts::Attempts;
 use crate::care::Care;
 use crate::gate::watch::{Counts, Window};
 use crate::launcher::{Blueprint, Launcher};
+use crate::measuring::Measuring;
 use crate::records::{RecordError, Records, Said};
 use crate::replica::{Clock, Hands, ReplicaHandle};
 use crate::route::{RouteActuator, RouteError, RouteRow};
@@ -178,6 +179,7 @@ pub struct Controller {
     pub(crate) attempts: Attempts,
     /// New deployments that are compared with those before them.
     pub(crate) window: Window,
+    pub(crate) measuring: Measuring,
     pub(crate) notes: Vec<crate::records::Note>,
     pub(crate) planned_at: Option<Timestamp>,
     pub(crate) is_stale: bool,
@@ -235,6 +237,7 @@ impl Controller {
             last: None,
             attempts: Attempts::default(),
             window: Window::default(),
+            measuring: Measuring::default(),
             notes: Vec::new(),
             planned_at: None,
             is_stale: false,

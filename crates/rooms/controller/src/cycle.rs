@@ -45,6 +45,7 @@ impl Controller {
         self.look_at_hardware(now).await;
         self.look_at_the_new(now);
         self.go_on(now).await?;
+        self.measure(now).await?;
         self.decide(now).await?;
         self.keep_models(now);
         self.tidy();
@@ -446,7 +447,7 @@ impl Controller {
         self.routes = records.routes().await?;
         self.said = records.said().await?;
         self.is_paused = records.is_paused().await?;
-        self.known.phases = self.phases(records.measured().await?);
+        self.recall(records.measured().await?);
         let sight = self.hands.eyes.first().await;
         let now = self.now();
         self.look_at_hardware(now).await;
@@ -465,17 +466,6 @@ impl Controller {
         self.is_stale = true;
         self.forgiven_at = Some(now);
         Ok(())
-    }
-
-    fn phases(
-        &self,
-        measured: BTreeMap<(DeploymentName, u64), tidegate_planner::plan::Phases>,
-    ) -> BTreeMap<DeploymentName, tidegate_planner::plan::Phases> {
-        let is_now = |name: &DeploymentName, revision: u64| {
-            Need::of(&self.site, name).is_some_and(|need| need.revision == revision)
-        };
-        let now = measured.into_iter().filter(|((name, revision), _)| is_now(name, *revision));
-        now.map(|((name, _), phases)| (name, phases)).collect()
     }
 
     /// Seats as plans write them. A node knows the GPUs of an instance, not why it has just those.

@@ -112,11 +112,13 @@ impl Care for Engines {
         if patient.is_first {
             // Nobody serves these callers meanwhile: whoever is healthy now is better than nobody.
             spec.stabilise = Duration::ZERO;
+            spec.long_context = false;
         }
         let tell = |what| (patient.tell)(Some(what));
         let report = gate::run(patient.backend.watch_pool(), &spec, &tell).await?;
         patient.backend.set_context_tokens(report.context_tokens);
         (patient.tell)(None);
+        (patient.mark)("stabilise", report.stabilise);
         let (warm_up, stabilise) = (report.warm_up.as_secs_f64(), report.stabilise.as_secs_f64());
         for note in &report.notes {
             tracing::warn!(replica = %patient.key, note, "gate");

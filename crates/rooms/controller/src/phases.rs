@@ -28,6 +28,9 @@ pub const EXPECTED_SHARE: f64 = 0.9;
 /// Deployments and revisions of which cold starts are remembered; the one measured longest ago goes.
 pub const KINDS_MAX: usize = 512;
 
+/// What a plan counts on beyond what is expected of a start.
+pub const SPARE: Duration = Duration::from_secs(10);
+
 /// Seconds of each phase of the last cold start: labels `deployment`, `revision`, `phase`.
 pub const PHASE_SECONDS: &str = "tidegate_cold_start_phase_seconds";
 /// Seconds of the last cold start: labels `deployment`, `revision`; the sum of its phases.
@@ -172,13 +175,8 @@ impl ColdStart {
         // one that slept or was kept serves again: that is no cold start
         let ready = marks.iter().find(|mark| mark.what == "serving")?.at;
         let begun = marks.first().filter(|mark| matches!(mark.what, "fetching" | "loading"))?.at;
-        let until: Vec<&Mark> = marks.iter().filter(|mark| mark.at <= ready).collect();
-        let own = until.iter().filter_map(|mark| Some(Beginning { phase: Phase::of(mark.what)?, at: mark.at }));
-        let warming = until.iter().find(|mark| mark.what == "warming").map_or(ready, |mark| mark.at);
-        // a log says when its server opens; by then the gate may have begun
-        let log = boot.iter().filter(|mark| mark.at < warming);
-        let log = log.filter_map(|mark| Some(Beginning { phase: Phase::of(&mark.phase)?, at: mark.at }));
-        let beginnings: Vec<Beginning> = own.chain(log).collect();
+        let mut beginnings = beginnings(marks, boot);
+        beginnings.retain(|beginning| beginning.at <= ready);
         Some(Self::explain(begun, ready, &beginnings, compiled(boot)))
     }
 
@@ -218,6 +216,16 @@ impl ColdStart {
             parts.iter().map(|(phase, time)| format!("{} {}", phase.as_str(), span(*time))).collect();
         format!("ready after {}: {}", span(self.wall()), said.join(", "))
     }
+}
+
+/// Beginnings of the phases of a start that is under way, or over, by what replica and log told.
+#[must_use]
+pub fn beginnings(marks: &[Mark], boot: &[BootMark]) -> Vec<Beginning> {
+    let own = marks.iter().filter_map(|mark| Some(Beginning { phase: Phase::of(mark.what)?, at: mark.at }));
+    let warming = marks.iter().find(|mark| mark.what == "warming").map_or(Timestamp::MAX, |mark| mark.at);
+    // a log says when its server opens; by then the gate may have begun
+    let log = boot.iter().filter(|mark| mark.at < warming);
+    own.chain(log.filter_map(|mark| Some(Beginning { phase: Phase::of(&mark.phase)?, at: mark.at }))).collect()
 }
 
 /// What an engine's log says of its compiled code.
@@ -300,6 +308,24 @@ impl Measured {
             stabilise: of(Phase::Stabilise, earlier.stabilise),
             stop: stop(|(stop, _)| *stop, earlier.stop),
             proof: stop(|(_, proof)| *proof, earlier.proof),
+        })
+    }
+
+    /// What a plan counts on: a fourth more than what is expected, and [`SPARE`]; no plan is late by a breath.
+    #[must_use]
+    pub fn planned(&self, deployment: &DeploymentName, revision: u64) -> Option<Phases> {
+        let expected = self.expected(deployment, revision)?;
+        let more = |time: Duration| time + time / 4;
+        Some(Phases {
+            image_pull: more(expected.image_pull),
+            fetch: more(expected.fetch),
+            verify: more(expected.verify),
+            load: more(expected.load) + SPARE,
+            compile: more(expected.compile),
+            warm_up: more(expected.warm_up),
+            stabilise: more(expected.stabilise),
+            stop: more(expected.stop),
+            proof: more(expected.proof),
         })
     }
 

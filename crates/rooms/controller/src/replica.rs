@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tidegate_engine::backend::Backend;
 use tidegate_node::{InstanceId, Proof};
 use tidegate_planner::generation::{Generation, Stamped};
@@ -20,7 +20,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::care::{Care, Fault, Patient};
-use crate::launcher::{Exposure, Fetched, LaunchFault, Launcher, Order};
+use crate::launcher::{BootMark, Exposure, Fetched, LaunchFault, Launcher, Order};
+use crate::phases::ColdStart;
 use crate::sight::Eyes;
 
 /// How often deadlines are looked at.
@@ -59,6 +60,10 @@ pub struct Snapshot {
     pub problem: Option<Arc<str>>,
     /// Beginnings of its states in this attempt, in order.
     pub marks: Vec<Mark>,
+    /// How long the fetch of its model still takes, while it is fetched and that is known.
+    pub left: Option<Duration>,
+    /// Where the time of its start went, once it has been proven.
+    pub cold_start: Option<ColdStart>,
 }
 
 /// What every driver needs.
@@ -139,6 +144,8 @@ pub fn drive(
         backend: None,
         problem: None,
         marks: Vec::new(),
+        left: None,
+        cold_start: None,
     };
     let (out, snapshot) = watch::channel(first);
     let is_wanted = !matches!(state, State::Absent | State::Stopped);
@@ -301,10 +308,15 @@ impl Driver {
             }
             if is_entered && matches!(state, State::Fetching { .. }) {
                 snapshot.marks.clear();
+                snapshot.cold_start = None;
                 snapshot.backend = None;
             }
             if is_entered {
+                snapshot.left = None;
                 snapshot.marks.push(Mark { what: state_name(&state), at: now });
+            }
+            if is_entered && matches!(state, State::Serving) && snapshot.cold_start.is_none() {
+                snapshot.cold_start = ColdStart::of(&snapshot.marks, &self.boot());
             }
             if let Some(fault) = fault {
                 snapshot.problem = Some(fault);
@@ -317,6 +329,12 @@ impl Driver {
             snapshot.instance = self.order.instance.clone();
             snapshot.state = state;
         });
+    }
+
+    /// What the engine's log has told of its start.
+    fn boot(&self) -> Vec<BootMark> {
+        let sight = self.hands.eyes.now();
+        sight.seen.get(&self.order.instance).map(|seen| seen.boot.clone()).unwrap_or_default()
     }
 
     /// The work of the state.
@@ -423,14 +441,23 @@ impl Job {
     }
 
     async fn fetch(self) -> Event {
+        let mut is_verifying = false;
         loop {
             match self.hands.launcher.fetch(self.generation(), &self.order).await {
                 Ok(Fetched::Verified) => {
                     self.shared.say(None);
                     return Event::Verified;
                 }
-                Ok(Fetched::Waiting { what, .. }) => {
+                Ok(Fetched::Waiting { what, left, is_verifying: now, bytes: _, total: _ }) => {
                     self.shared.say(Some(what));
+                    self.shared.out.send_if_modified(|snapshot| {
+                        snapshot.left = left;
+                        false
+                    });
+                    if now && !std::mem::replace(&mut is_verifying, true) {
+                        let at = (self.hands.clock)();
+                        self.shared.change(|snapshot| snapshot.marks.push(Mark { what: "verifying", at }));
+                    }
                     sleep(TICK).await;
                 }
                 Err(fault) => {
@@ -483,12 +510,18 @@ impl Job {
             None => self.take_over().await?,
         };
         let shared = Arc::clone(&self.shared);
+        let (marked, clock) = (Arc::clone(&self.shared), Arc::clone(&self.hands.clock));
         Some(Patient {
             key: self.order.key.clone(),
             blueprint: Arc::clone(&self.order.blueprint),
             backend,
             is_first: self.order.is_first,
             tell: Arc::new(move |problem| shared.say(problem.map(Arc::from))),
+            mark: Arc::new(move |what, ago| {
+                let ago = SignedDuration::try_from(ago).unwrap_or_default();
+                let at = clock().checked_sub(ago).unwrap_or(Timestamp::MIN);
+                marked.change(|snapshot| snapshot.marks.push(Mark { what, at }));
+            }),
         })
     }
 

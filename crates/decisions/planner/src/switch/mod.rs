@@ -225,6 +225,8 @@ pub struct Switch {
     pub lines: BTreeMap<AliasName, Line>,
     /// New deployments that will not come.
     pub failed: BTreeSet<DeploymentName>,
+    /// When the last of the new ones was proven or put into a route, as far as that was seen.
+    pub moved_at: Option<Timestamp>,
     /// What was said already.
     pub alarms: BTreeSet<Alarm>,
     /// Whether it is over.
@@ -251,6 +253,7 @@ impl Switch {
             old: plan.departures.iter().map(|old| (old.deployment.clone(), Old::Serving)).collect(),
             lines: plan.routes.iter().map(line).collect(),
             failed: BTreeSet::new(),
+            moved_at: None,
             alarms: BTreeSet::new(),
             outcome: None,
         }
@@ -274,7 +277,10 @@ impl Switch {
     fn apply(&mut self, plan: &Plan, event: Event, now: Timestamp, out: &mut Vec<Effect>) {
         match event {
             Event::Tick => self.resend(out),
-            Event::Proven(name) => self.move_new(&name, New::Starting, New::Proven),
+            Event::Proven(name) => {
+                self.move_new(&name, New::Starting, New::Proven);
+                self.moved_at = Some(now);
+            }
             Event::Failed(name) => self.fail(name, out),
             Event::Unloaded(name) => self.move_new(&name, New::Unloading, New::Gone),
             Event::Drained(name) => self.move_old(&name, Old::Draining, Old::Drained),
@@ -295,6 +301,7 @@ impl Switch {
                 if let Some(line) = self.lines.get_mut(&alias).filter(|line| line.is_pending) {
                     line.confirmed = line.wanted.clone();
                     line.is_pending = false;
+                    self.moved_at = Some(now);
                 }
             }
             Event::RouteRefused(alias) => self.refused(plan, alias, out),
@@ -394,11 +401,14 @@ impl Switch {
         })
     }
 
-    /// The end of the watch window: as long as a drain, from the hour or the last proof on.
+    /// The end of the watch window: as long as a drain, from the hour, the last proof or the last move on; while some are
+    /// still to come, from when they are expected.
     #[must_use]
     pub fn watched_until(&self, plan: &Plan) -> Timestamp {
         let window = SignedDuration::try_from(plan.rules.drain_timeout).unwrap_or(SignedDuration::MAX);
-        let ready = plan.changes.iter().map(|change| change.ready_at).max().unwrap_or(plan.at).max(plan.at);
+        let is_complete = self.new.values().all(|new| !matches!(new, New::Planned | New::Starting));
+        let expected = plan.changes.iter().map(|change| change.ready_at).max().unwrap_or(plan.at);
+        let ready = self.moved_at.filter(|_| is_complete).unwrap_or(expected).max(plan.at);
         ready.checked_add(window).unwrap_or(Timestamp::MAX)
     }
 }

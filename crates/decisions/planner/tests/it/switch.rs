@@ -426,8 +426,11 @@ fn walk(site: &Site, bad_max: u32) -> usize {
             if let Some(answered) = &answered {
                 pending.remove(answered);
             }
-            let (after, effects) = step(switch.clone(), &plan, event.clone(), time(index));
-            follow(&world, &switch, &after, &effects, &mut pending, time(index));
+            // the last ticks are past the watch window of whatever moved at last
+            let is_last = event == Event::Tick && index == minutes.len() - 1;
+            let now = if is_last { plan.at + SignedDuration::from_hours(10) } else { time(index) };
+            let (after, effects) = step(switch.clone(), &plan, event.clone(), now);
+            follow(&world, &switch, &after, &effects, &mut pending, now);
             // nothing is under way, all clocks have run out, and the clock changes nothing any more
             if event == Event::Tick && pending.is_empty() && index == minutes.len() - 1 && after == switch {
                 world.check_end(&after);

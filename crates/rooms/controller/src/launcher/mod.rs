@@ -97,6 +97,10 @@ pub enum Fetched {
         total: Option<u64>,
         /// What it does, for people.
         what: Arc<str>,
+        /// How long it still takes, where that is known.
+        left: Option<Duration>,
+        /// Whether all of it is there, and is being hashed.
+        is_verifying: bool,
     },
     /// It is there and right, on all of them.
     Verified,

@@ -204,6 +204,7 @@ impl Launcher for Processes {
         let Some(ModelSource::Store { path, digest }) = &order.blueprint.model else { return Ok(Fetched::Verified) };
         let wanted = ModelOrder { path: path.to_string(), digest: digest.as_ref().map(ToString::to_string) };
         let (mut there, mut all, mut what) = (0, Some(0), None);
+        let (mut left, mut is_verifying) = (None, true);
         for part in &order.seat.parts {
             let member = self.member(&part.node)?;
             let report =
@@ -214,15 +215,25 @@ impl Launcher for Processes {
                     let text = hint.map_or_else(|| message.clone(), |hint| format!("{message}; {hint}"));
                     return Err(LaunchFault::Failed { code: code.into(), text: text.into() });
                 }
-                ModelState::Fetching { bytes, total, .. } => {
+                ModelState::Fetching { bytes, total, eta_seconds, .. } => {
+                    is_verifying = false;
+                    left = left.max(eta_seconds.map(Duration::from_secs));
                     there += bytes;
                     all = all.zip(total).map(|(all, total)| all + total);
                     what = Some(format!("{}: {path} is being fetched: {bytes} bytes", part.node));
                 }
-                other => what = Some(format!("{}: {path}: {other:?}", part.node)),
+                ModelState::Verifying { bytes, .. } => {
+                    what = Some(format!("{}: {path} is being verified: {bytes} bytes", part.node));
+                }
             }
         }
-        Ok(what.map_or(Fetched::Verified, |what| Fetched::Waiting { bytes: there, total: all, what: what.into() }))
+        Ok(what.map_or(Fetched::Verified, |what| Fetched::Waiting {
+            bytes: there,
+            total: all,
+            what: what.into(),
+            left,
+            is_verifying,
+        }))
     }
 
     async fn start(&self, generation: u64, order: &Order) -> Result<(), LaunchFault> {

@@ -34,7 +34,8 @@ impl Launcher for World {
         if now.duration_since(begun) >= self.pace.fetch {
             return Ok(Fetched::Verified);
         }
-        Ok(Fetched::Waiting { bytes: 0, total: None, what: "fetching".into() })
+        let left = Some(self.pace.fetch.saturating_sub(now.duration_since(begun)));
+        Ok(Fetched::Waiting { bytes: 0, total: None, what: "fetching".into(), left, is_verifying: false })
     }
 
     async fn start(&self, generation: u64, order: &Order) -> Result<(), LaunchFault> {

@@ -55,7 +55,7 @@ async fn an_agent_that_is_away_at_the_unload_leaves_the_gpus_unproven_until_it_i
     let fault = stand.prove(1, &id("glm-5.3-0-g1")).await.unwrap_err();
     assert!(fault.is_away(), "gone as a Pod is not free as memory: {fault:?}");
     stand.agent.cut(false);
-    assert_eq!(proven(&stand.launcher, "glm-5.3-0-g1").await, Proof::Free { by: ProvenBy::Nvml });
+    assert_eq!(proven(&*stand.launcher, "glm-5.3-0-g1").await, Proof::Free { by: ProvenBy::Nvml });
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_process_that_outlives_its_pod_and_memory_that_does_not_come_back_are_
     let proof = stand.prove(1, &id("glm-5.3-0-g1")).await.unwrap();
     assert!(matches!(&proof, Proof::NotFree { why, .. } if why.contains("gpu 2")), "{proof:?}");
     stand.agent.driver.set_leaked(2, 0);
-    assert_eq!(proven(&stand.launcher, "glm-5.3-0-g1").await, Proof::Free { by: ProvenBy::Nvml });
+    assert_eq!(proven(&*stand.launcher, "glm-5.3-0-g1").await, Proof::Free { by: ProvenBy::Nvml });
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn what_happens_to_a_pod_reaches_the_controller_by_name_with_what_to_do() 
         let cause = stand.ended("glm-5.3-0-g1").await;
         assert!(cause.starts_with(&format!("{code}: ")) && cause.contains("; "), "{cause}");
         stand.stop(1, &id("glm-5.3-0-g1"), Duration::from_secs(1)).await.unwrap();
-        assert!(matches!(proven(&stand.launcher, "glm-5.3-0-g1").await, Proof::Free { .. }));
+        assert!(matches!(proven(&*stand.launcher, "glm-5.3-0-g1").await, Proof::Free { .. }));
         let after = stand.ended("glm-5.3-0-g1").await;
         assert!(after.starts_with(code), "why it ended outlives its Pod: {after}");
     }

@@ -3,6 +3,7 @@
 
 mod launcher;
 mod route;
+mod switch;
 
 use std::ops::Deref;
 use std::path::Path;
@@ -140,7 +141,7 @@ struct Stand {
     api: KubeApi,
     cluster: Cluster,
     site: Arc<Site>,
-    launcher: Kubernetes,
+    launcher: Arc<Kubernetes>,
     kubelet: Kubelet,
     agent: Arc<Agent>,
     members: Members,
@@ -208,6 +209,10 @@ impl Stand {
     }
 
     async fn with(name: &'static str, sharing: &str, is_verified: bool) -> Self {
+        Self::by(name, &documents(&format!("{name}-a"), sharing), is_verified).await
+    }
+
+    async fn by(name: &'static str, documents: &str, is_verified: bool) -> Self {
         let real = tokio::task::spawn_blocking(shared).await.unwrap();
         let api = real.api().unwrap();
         let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
@@ -230,9 +235,10 @@ impl Stand {
         let agent = Arc::new(agent);
         let member = Member { node: Arc::clone(&agent) as Arc<_>, host: [127, 0, 0, 1].into() };
         let members = Members::from([(Arc::from(node.as_str()), member)]);
-        let site = checked(&documents(&node, sharing));
+        let site = checked(documents);
         let settings = KubernetesSettings::of(&site, "/model-cache".into());
         let (launcher, following) = Kubernetes::new(cluster.clone(), settings, Arc::clone(&site), members.clone());
+        let launcher = Arc::new(launcher);
         let mut tasks = JoinSet::new();
         tasks.spawn(following);
         let stand =
@@ -259,7 +265,7 @@ impl Stand {
     }
 
     async fn wait(&self, what: &str, found: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
-        wait(&self.launcher, what, found).await
+        wait(&*self.launcher, what, found).await
     }
 
     async fn running(&self, instance: &str) -> Seen {
@@ -383,7 +389,7 @@ pub(crate) trait Subject: Send + Sync {
 #[async_trait]
 impl Subject for Stand {
     fn launcher(&self) -> &dyn Launcher {
-        &self.launcher
+        &*self.launcher
     }
 
     fn fresh(&self) -> Order {

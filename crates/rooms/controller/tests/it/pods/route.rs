@@ -43,7 +43,7 @@ async fn routes(stand: &Stand) -> HttpRoutes {
 }
 
 /// A gateway that takes every route, or refuses those that go to `bad`.
-fn gateway(stand: &Stand, bad: &'static str) -> JoinSet<()> {
+pub(super) fn gateway(stand: &Stand, bad: &'static str) -> JoinSet<()> {
     let path = format!("/apis/gateway.networking.k8s.io/v1/namespaces/{}/httproutes", stand.name);
     let api = stand.api.clone();
     let mut tasks = JoinSet::new();

@@ -1,0 +1,171 @@
+//! The whole: a controller that switches day and night as Pods, with gates that ask the engines behind them, its own
+//! table and an HTTPRoute as routes, and pools that hold who has proven itself.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_controller::controller::{Controller, ControllerHandle, Ended, Parts};
+use tidegate_controller::engines::Engines;
+use tidegate_controller::launcher::Launcher;
+use tidegate_controller::records::MemoryRecords;
+use tidegate_controller::route::{HttpRouteSettings, HttpRoutes, NoGates, OwnTable};
+use tidegate_controller::status::Status;
+use tidegate_controller::verbs::Verb;
+use tidegate_core::{AliasName, ShiftName};
+use tidegate_kubernetes::PoolOrder;
+use tidegate_planner::switch::Outcome;
+use tidegate_testkit::{Conduct, FakeEngine, Fault, Script};
+use tokio::task::JoinHandle;
+
+use super::{DIGEST, PATIENCE, Stand};
+
+/// Where engines listen: the first of `enginePorts`.
+const PORT: u16 = 8_001;
+
+fn documents(node: &str) -> String {
+    let deployment = |name: &str| {
+        format!(
+            "kind: Deployment\nmetadata: {{name: {name}}}\nspec: {{model: glm, servedName: m, parallel: {{tp: 4}}, gpus: {{required: 4, min: 4, preferred: 4}}, memory: {{weights: 280GB, kvCache: 80GB, workspace: 20GB, reserve: 20GB}}, launch: {{replicas: 1}}, warmup: {{stabilise: 1s, longContext: false}}}}\n---\n"
+        )
+    };
+    format!(
+        "apiVersion: tidegate.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec: {{timeZone: UTC, stage: pooled, launcher: kubernetes, enginePorts: {PORT}-8099, modelStore: {{url: 'file:///nowhere'}}, modelCache: {{path: /model-cache}}, engines: {{vllm: {{version: '0.32.0', command: [vllm, serve], image: 'mirror.example/vllm@sha256:{DIGEST}'}}}}}}\n---\n\
+         kind: Node\nmetadata: {{name: {node}}}\nspec: {{address: '{node}:8950', gpus: {{count: 8, product: B300, memory: 288GB}}, hostMemory: 2TB}}\n---\n\
+         kind: Model\nmetadata: {{name: glm}}\nspec: {{engine: vllm, source: {{path: glm/5.3}}}}\n---\n\
+         {}{}\
+         kind: Alias\nmetadata: {{name: big}}\nspec: {{shifts: {{day: {{targets: [{{deployment: day-1}}]}}, night: {{targets: [{{deployment: night-1}}]}}}}}}\n---\n\
+         kind: Schedule\nmetadata: {{name: all}}\nspec: {{timeZone: UTC, shifts: [{{name: day, start: '08:00', deployments: [day-1]}}, {{name: night, start: '22:00', deployments: [night-1]}}], drain: {{timeout: 1s}}}}\n",
+        deployment("day-1"),
+        deployment("night-1"),
+    )
+}
+
+struct Play {
+    stand: Stand,
+    day: FakeEngine,
+    night: FakeEngine,
+    handle: ControllerHandle,
+    _end: tokio::sync::oneshot::Sender<()>,
+    _controller: JoinHandle<Ended>,
+    _gateway: tokio::task::JoinSet<()>,
+}
+
+/// `net` keeps the engines of tests apart: 127.0.NET.1 and .2.
+async fn play(name: &'static str, net: u8) -> Play {
+    let stand = Stand::by(name, &documents(&format!("{name}-a")), true).await;
+    let at = move |host: u8| IpAddr::from([127, 0, net, host]);
+    let script = || Script { prompt_tokens: None, ..Script::vllm("m") };
+    let day = FakeEngine::start_at((at(1), PORT).into(), script()).await.unwrap();
+    let night = FakeEngine::start_at((at(2), PORT).into(), script()).await.unwrap();
+    stand.kubelet.conduct(move |pod| {
+        let is_day = pod["metadata"]["labels"]["tidegate.dev/deployment"] == "day-1";
+        Conduct::RunAt(at(if is_day { 1 } else { 2 }))
+    });
+    for pool in ["day-1", "night-1"] {
+        let order = PoolOrder { name: pool.to_owned(), port: PORT, picker: "epp".to_owned(), picker_port: 9002 };
+        stand.cluster.apply_pool(0, &order).await.unwrap();
+    }
+    let route = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+        "metadata": { "name": "glm", "labels": { "tidegate.dev/alias": "big" } },
+        "spec": { "parentRefs": [{ "name": "gate" }], "rules": [{ "backendRefs": [] }] },
+    });
+    let path = format!("/apis/gateway.networking.k8s.io/v1/namespaces/{name}/httproutes");
+    stand.api.create(&path, &route).await.unwrap();
+    let gateway = super::route::gateway(&stand, "none");
+    let records = Arc::new(MemoryRecords::default());
+    let aliases = BTreeSet::from([AliasName::from("big")]);
+    let routes = HttpRoutes::new(stand.cluster.clone(), HttpRouteSettings { aliases, ..HttpRouteSettings::default() });
+    let launcher: Arc<dyn Launcher> = Arc::clone(&stand.launcher) as Arc<_>;
+    let parts = Parts {
+        records: Arc::<MemoryRecords>::clone(&records),
+        actuators: vec![Arc::new(OwnTable::new(records, Arc::new(NoGates))), Arc::new(routes)],
+        launcher,
+        care: Arc::new(Engines { cores: 1, connect: Duration::from_secs(2) }),
+        counts: None,
+    };
+    // noon, whatever the hour is here: the schedule starts nothing by itself
+    let noon: jiff::Timestamp = "2026-12-01T12:00:00Z".parse().unwrap();
+    let begun = std::time::Instant::now();
+    let clock = Arc::new(move || noon + jiff::SignedDuration::try_from(begun.elapsed()).unwrap());
+    let (controller, handle) = Controller::new(Arc::clone(&stand.site), parts, clock);
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let controller = tokio::spawn(controller.run(async {
+        let _ = ended.await;
+    }));
+    Play { stand, day, night, handle, _end: end, _controller: controller, _gateway: gateway }
+}
+
+impl Play {
+    async fn until(&self, what: &str, found: impl Fn(&Status) -> bool) -> Arc<Status> {
+        let mut statuses = self.handle.statuses();
+        let waited = async {
+            loop {
+                let now = Arc::clone(&statuses.borrow_and_update());
+                if found(&now) {
+                    return now;
+                }
+                statuses.changed().await.unwrap();
+            }
+        };
+        match tokio::time::timeout(PATIENCE, waited).await {
+            Ok(status) => status,
+            Err(_) => panic!("{what}: never; {:#?}", self.handle.status()),
+        }
+    }
+
+    /// A switch to that shift is over.
+    async fn over(&self, to: &str) -> Option<Outcome> {
+        let is_over = |status: &Status| {
+            status.switch.is_none() && status.last.as_ref().is_some_and(|last| last.to.as_str() == to)
+        };
+        self.until(&format!("the switch to {to} is over"), is_over).await.last.as_ref().unwrap().outcome.clone()
+    }
+
+    async fn backend(&self) -> Value {
+        let path = format!("/apis/gateway.networking.k8s.io/v1/namespaces/{}/httproutes/glm", self.stand.name);
+        self.stand.api.get(&path).await.unwrap()["spec"]["rules"][0]["backendRefs"][0]["name"].clone()
+    }
+
+    /// Pods by deployment, with the pool they are in.
+    async fn pods(&self) -> Vec<(String, String)> {
+        let label = |pod: &Value, name: &str| pod["metadata"]["labels"][name].as_str().unwrap_or("-").to_owned();
+        let pods = self.stand.pods().await;
+        pods.iter().map(|pod| (label(pod, "tidegate.dev/deployment"), label(pod, "model"))).collect()
+    }
+}
+
+fn pair(deployment: &str, pool: &str) -> (String, String) {
+    (deployment.to_owned(), pool.to_owned())
+}
+
+#[tokio::test]
+async fn the_night_takes_over_from_the_day_once_it_is_proven_and_the_day_is_gone_with_its_memory() {
+    let play = play("switch", 81).await;
+    play.over("day").await;
+    assert_eq!(play.backend().await, "day-1");
+    assert_eq!(play.pods().await, [pair("day-1", "day-1")]);
+    assert!(!play.day.runs().is_empty(), "the gate asked for tokens");
+    play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
+    assert_eq!(play.over("night").await, Some(Outcome::Complete));
+    assert_eq!(play.backend().await, "night-1");
+    assert_eq!(play.pods().await, [pair("night-1", "night-1")]);
+    let is_one = |status: &Status| status.replicas.len() == 1;
+    play.until("only the night is left", is_one).await;
+}
+
+#[tokio::test]
+async fn a_night_that_says_nothing_sensible_is_taken_away_and_the_day_goes_on() {
+    let play = play("switch-broken", 82).await;
+    play.over("day").await;
+    play.night.set(Script { prompt_tokens: None, ..Script::vllm("m").failing(Fault::Abort(0)) });
+    play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
+    let failed = |status: &Status| status.failures.iter().any(|failure| failure.deployment.as_str() == "night-1");
+    play.until("the night fails", failed).await;
+    assert_eq!(play.backend().await, "day-1");
+    assert!(play.pods().await.contains(&pair("day-1", "day-1")), "it serves on");
+    assert!(!play.pods().await.contains(&pair("night-1", "night-1")), "never in its pool");
+}
