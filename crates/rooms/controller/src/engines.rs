@@ -9,7 +9,6 @@ use tidegate_core::ReplicaId;
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Endpoint, PoolSettings};
 use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe};
-use tidegate_engine::scrape::{ScrapeError, scrape};
 use tidegate_engine::sleep::{Level, Sleeper};
 use tidegate_planner::placement::ReplicaKey;
 use tidegate_routing::Replica;
@@ -21,8 +20,6 @@ use crate::launcher::Blueprint;
 
 /// Time between probes of an engine that fails otherwise than by booting.
 pub const PROBE_EVERY: Duration = Duration::from_secs(2);
-/// Scrapes in a row that may fail before the engine has to prove itself again.
-pub const SCRAPES_MISSED_MAX: u32 = 2;
 /// Longest wake of an engine.
 pub const WAKE_WITHIN: Duration = Duration::from_mins(10);
 
@@ -42,27 +39,6 @@ pub fn probe(blueprint: &Blueprint) -> Probe {
         dialect: blueprint.dialect,
         kind: blueprint.deployment.kind,
         served_name: Arc::clone(&blueprint.deployment.served_name),
-    }
-}
-
-/// What a scrape means.
-pub(crate) enum Scraped {
-    /// It is there.
-    Fine,
-    /// It did not answer once more.
-    Missed(String),
-}
-
-/// One scrape; what it says is noted at the backend.
-pub(crate) async fn look(backend: &Backend, dialect: tidegate_engine::Dialect) -> Scraped {
-    match scrape(backend.watch_pool(), dialect).await {
-        Ok(sample) => {
-            backend.set_sample(Some(sample));
-            Scraped::Fine
-        }
-        // It answers; it just has no such page, or not for us.
-        Err(ScrapeError::Status(401 | 403 | 404 | 405 | 501)) => Scraped::Fine,
-        Err(error) => Scraped::Missed(error.to_string()),
     }
 }
 

@@ -13,14 +13,14 @@ use tidegate_engine::Dialect;
 use tidegate_engine::backend::Backend;
 use tidegate_engine::client::{Endpoint, PoolSettings, tls};
 use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe};
-use tidegate_engine::scrape;
 use tidegate_routing::{Replica, ReplicaState};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::engines::{PROBE_EVERY, SCRAPES_MISSED_MAX, Scraped, look};
+use crate::engines::PROBE_EVERY;
+use crate::gate::watchdog;
 
 /// How long a drain of an engine that is no longer named waits for what runs.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
@@ -257,26 +257,11 @@ impl Watched {
         }
     }
 
-    /// Scrapes until it has to prove itself again.
-    async fn watch(&self, dialect: Dialect) {
-        let mut missed = 0;
-        loop {
-            match look(&self.backend, dialect).await {
-                Scraped::Fine => missed = 0,
-                Scraped::Missed(why) => {
-                    missed += 1;
-                    if missed >= SCRAPES_MISSED_MAX {
-                        self.fail(format!("does not answer: {why}"));
-                        return;
-                    }
-                }
-            }
-            sleep(scrape::EVERY).await;
-            if self.backend.replica().open_until().is_some() {
-                self.fail("requests found it broken".to_owned());
-                return;
-            }
-        }
+    /// Watches it until it has to prove itself again: nobody here can start it anew.
+    async fn watch(&self, probe: &Probe) {
+        let tell = |problem| self.say(problem);
+        let fault = watchdog::watch(&self.backend, probe, &tell).await;
+        self.fail(fault.to_string());
     }
 
     fn fail(&self, why: String) {
@@ -290,7 +275,7 @@ async fn mind(watched: Arc<Watched>, probe: Probe, mut stopping: watch::Receiver
     let forever = async {
         loop {
             watched.prove(&probe).await;
-            watched.watch(probe.dialect).await;
+            watched.watch(&probe).await;
         }
     };
     tokio::select! {
