@@ -44,6 +44,8 @@ impl NodePlan {
 pub enum Conduct {
     /// Runs it; ends it at once when it is to end.
     Run,
+    /// As [`Conduct::Run`], at this address.
+    RunAt(IpAddr),
     /// Does nothing with it.
     Ignore,
     /// Cannot pull its image.
@@ -257,7 +259,8 @@ impl Shared {
         match conduct {
             _ if !is_new => Ok(()),
             Conduct::Ignore => Ok(()),
-            Conduct::Run | Conduct::SlowStop => self.run(pod).await,
+            Conduct::Run | Conduct::SlowStop => self.run(pod, self.plan.pod_ip).await,
+            Conduct::RunAt(ip) => self.run(pod, Some(ip)).await,
             Conduct::ImagePull => {
                 let waiting =
                     json!({ "waiting": { "reason": "ImagePullBackOff", "message": "Back-off pulling image" } });
@@ -281,8 +284,8 @@ impl Shared {
         self.set_status(pod, &json!({ "phase": "Failed", "reason": reason, "message": message })).await
     }
 
-    async fn run(&self, pod: &Value) -> io::Result<()> {
-        let ip = self.plan.pod_ip.unwrap_or_else(|| {
+    async fn run(&self, pod: &Value, ip: Option<IpAddr>) -> io::Result<()> {
+        let ip = ip.unwrap_or_else(|| {
             let [_, b, c, d] = NEXT_IP.fetch_add(1, Ordering::Relaxed).to_be_bytes();
             IpAddr::from([10, 64 + (b & 63), c, d])
         });
@@ -305,9 +308,12 @@ impl Shared {
                 });
                 Ok(())
             }
-            Conduct::Run | Conduct::ImagePull | Conduct::Mount | Conduct::Topology | Conduct::Admission => {
-                self.take_away(pod).await
-            }
+            Conduct::Run
+            | Conduct::RunAt(_)
+            | Conduct::ImagePull
+            | Conduct::Mount
+            | Conduct::Topology
+            | Conduct::Admission => self.take_away(pod).await,
         }
     }
 

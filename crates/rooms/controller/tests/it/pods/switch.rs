@@ -17,29 +17,41 @@ use tidegate_controller::verbs::Verb;
 use tidegate_core::{AliasName, ShiftName};
 use tidegate_kubernetes::PoolOrder;
 use tidegate_planner::switch::Outcome;
-use tidegate_testkit::{Conduct, FakeEngine, Fault, Script};
+use tidegate_testkit::{Conduct, FakeEngine, Script};
 use tokio::task::JoinHandle;
 
 use super::{DIGEST, PATIENCE, Stand};
 
-/// Where engines listen: the first of `enginePorts`.
-const PORT: u16 = 8_001;
+/// Addresses of Pods: of the loopback network, and of this process and test alone.
+fn address(test: u8, host: u8) -> IpAddr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    IpAddr::from([127, 64 + (high & 63), low, test * 16 + host])
+}
 
-fn documents(node: &str) -> String {
-    let deployment = |name: &str| {
+/// Where engines listen: the first of `enginePorts`, free at both addresses.
+fn port(test: u8) -> u16 {
+    let first = std::net::TcpListener::bind((address(test, 1), 0)).unwrap();
+    let port = first.local_addr().unwrap().port();
+    drop(std::net::TcpListener::bind((address(test, 2), port)).unwrap());
+    port
+}
+
+/// The night is placed in GPU group `night`: the day's is `a`.
+fn documents(node: &str, port: u16, night: &str) -> String {
+    let deployment = |name: &str, group: &str| {
         format!(
-            "kind: Deployment\nmetadata: {{name: {name}}}\nspec: {{model: glm, servedName: m, parallel: {{tp: 4}}, gpus: {{required: 4, min: 4, preferred: 4}}, memory: {{weights: 280GB, kvCache: 80GB, workspace: 20GB, reserve: 20GB}}, launch: {{replicas: 1}}, warmup: {{stabilise: 1s, longContext: false}}}}\n---\n"
+            "kind: Deployment\nmetadata: {{name: {name}}}\nspec: {{model: glm, placement: {{group: {group}}}, servedName: m, parallel: {{tp: 4}}, gpus: {{required: 4, min: 4, preferred: 4}}, memory: {{weights: 280GB, kvCache: 80GB, workspace: 20GB, reserve: 20GB}}, launch: {{replicas: 1}}, warmup: {{stabilise: 1s, longContext: false}}}}\n---\n"
         )
     };
     format!(
-        "apiVersion: tidegate.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec: {{timeZone: UTC, stage: pooled, launcher: kubernetes, enginePorts: {PORT}-8099, modelStore: {{url: 'file:///nowhere'}}, modelCache: {{path: /model-cache}}, engines: {{vllm: {{version: '0.32.0', command: [vllm, serve], image: 'mirror.example/vllm@sha256:{DIGEST}'}}}}}}\n---\n\
-         kind: Node\nmetadata: {{name: {node}}}\nspec: {{address: '{node}:8950', gpus: {{count: 8, product: B300, memory: 288GB}}, hostMemory: 2TB}}\n---\n\
+        "apiVersion: tidegate.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec: {{timeZone: UTC, stage: pooled, launcher: kubernetes, enginePorts: {port}-{port}, modelStore: {{url: 'file:///nowhere'}}, modelCache: {{path: /model-cache}}, engines: {{vllm: {{version: '0.32.0', command: [vllm, serve], image: 'mirror.example/vllm@sha256:{DIGEST}'}}}}}}\n---\n\
+         kind: Node\nmetadata: {{name: {node}}}\nspec: {{address: '{node}:8950', gpus: {{count: 8, product: B300, memory: 288GB}}, hostMemory: 2TB, groups: [{{name: a, gpus: 0-3}}, {{name: b, gpus: 4-7}}]}}\n---\n\
          kind: Model\nmetadata: {{name: glm}}\nspec: {{engine: vllm, source: {{path: glm/5.3}}}}\n---\n\
          {}{}\
          kind: Alias\nmetadata: {{name: big}}\nspec: {{shifts: {{day: {{targets: [{{deployment: day-1}}]}}, night: {{targets: [{{deployment: night-1}}]}}}}}}\n---\n\
          kind: Schedule\nmetadata: {{name: all}}\nspec: {{timeZone: UTC, shifts: [{{name: day, start: '08:00', deployments: [day-1]}}, {{name: night, start: '22:00', deployments: [night-1]}}], drain: {{timeout: 1s}}}}\n",
-        deployment("day-1"),
-        deployment("night-1"),
+        deployment("day-1", "a"),
+        deployment("night-1", night),
     )
 }
 
@@ -53,19 +65,19 @@ struct Play {
     _gateway: tokio::task::JoinSet<()>,
 }
 
-/// `net` keeps the engines of tests apart: 127.0.NET.1 and .2.
-async fn play(name: &'static str, net: u8) -> Play {
-    let stand = Stand::by(name, &documents(&format!("{name}-a")), true).await;
-    let at = move |host: u8| IpAddr::from([127, 0, net, host]);
+async fn play(name: &'static str, test: u8, night: &str) -> Play {
+    let port = port(test);
+    let stand = Stand::by(name, &documents(&format!("{name}-a"), port, night), true).await;
+    let at = move |host: u8| address(test, host);
     let script = || Script { prompt_tokens: None, ..Script::vllm("m") };
-    let day = FakeEngine::start_at((at(1), PORT).into(), script()).await.unwrap();
-    let night = FakeEngine::start_at((at(2), PORT).into(), script()).await.unwrap();
+    let day = FakeEngine::start_at((at(1), port).into(), script()).await.unwrap();
+    let night = FakeEngine::start_at((at(2), port).into(), script()).await.unwrap();
     stand.kubelet.conduct(move |pod| {
         let is_day = pod["metadata"]["labels"]["tidegate.dev/deployment"] == "day-1";
         Conduct::RunAt(at(if is_day { 1 } else { 2 }))
     });
     for pool in ["day-1", "night-1"] {
-        let order = PoolOrder { name: pool.to_owned(), port: PORT, picker: "epp".to_owned(), picker_port: 9002 };
+        let order = PoolOrder { name: pool.to_owned(), port, picker: "epp".to_owned(), picker_port: 9002 };
         stand.cluster.apply_pool(0, &order).await.unwrap();
     }
     let route = json!({
@@ -142,30 +154,55 @@ fn pair(deployment: &str, pool: &str) -> (String, String) {
     (deployment.to_owned(), pool.to_owned())
 }
 
-#[tokio::test]
-async fn the_night_takes_over_from_the_day_once_it_is_proven_and_the_day_is_gone_with_its_memory() {
-    let play = play("switch", 81).await;
-    play.over("day").await;
-    assert_eq!(play.backend().await, "day-1");
-    assert_eq!(play.pods().await, [pair("day-1", "day-1")]);
-    assert!(!play.day.runs().is_empty(), "the gate asked for tokens");
-    play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
-    assert_eq!(play.over("night").await, Some(Outcome::Complete));
-    assert_eq!(play.backend().await, "night-1");
-    assert_eq!(play.pods().await, [pair("night-1", "night-1")]);
-    let is_one = |status: &Status| status.replicas.len() == 1;
-    play.until("only the night is left", is_one).await;
+/// A night that says one character again and again.
+fn garbage() -> Script {
+    Script { prompt_tokens: None, ..Script::vllm("m").saying("!!!!!!!!") }
 }
 
 #[tokio::test]
-async fn a_night_that_says_nothing_sensible_is_taken_away_and_the_day_goes_on() {
-    let play = play("switch-broken", 82).await;
+async fn the_night_takes_over_from_the_day_once_it_is_proven_and_the_day_is_gone_with_its_memory() {
+    for (name, test, night) in [("switch-spare", 1, "b"), ("switch-replace", 2, "a")] {
+        let play = play(name, test, night).await;
+        play.over("day").await;
+        assert_eq!(play.backend().await, "day-1");
+        assert_eq!(play.pods().await, [pair("day-1", "day-1")]);
+        assert!(!play.day.runs().is_empty(), "the gate asked for tokens");
+        play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
+        assert_eq!(play.over("night").await, Some(Outcome::Complete));
+        assert_eq!(play.backend().await, "night-1");
+        assert_eq!(play.pods().await, [pair("night-1", "night-1")]);
+        let is_one = |status: &Status| status.replicas.len() == 1;
+        play.until("only the night is left", is_one).await;
+    }
+}
+
+#[tokio::test]
+async fn beside_a_night_that_says_nothing_sensible_the_day_serves_on() {
+    let play = play("broken-spare", 3, "b").await;
     play.over("day").await;
-    play.night.set(Script { prompt_tokens: None, ..Script::vllm("m").failing(Fault::Abort(0)) });
+    play.night.set(garbage());
+    play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
+    let is_told = |status: &Status| {
+        let steps = status.switch.iter().flat_map(|switch| &switch.steps);
+        steps.filter_map(|step| step.text.as_deref()).any(|text| text.starts_with("garbage"))
+    };
+    play.until("the reason is told", is_told).await;
+    assert_eq!(play.backend().await, "day-1");
+    let pods = play.pods().await;
+    assert!(pods.contains(&pair("day-1", "day-1")), "it serves on: {pods:?}");
+    assert!(!pods.contains(&pair("night-1", "night-1")), "never in its pool: {pods:?}");
+}
+
+#[tokio::test]
+async fn in_place_of_a_night_that_says_nothing_sensible_the_day_is_loaded_again() {
+    let play = play("broken-replace", 4, "a").await;
+    play.over("day").await;
+    play.night.set(garbage());
     play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
     let failed = |status: &Status| status.failures.iter().any(|failure| failure.deployment.as_str() == "night-1");
     play.until("the night fails", failed).await;
-    assert_eq!(play.backend().await, "day-1");
-    assert!(play.pods().await.contains(&pair("day-1", "day-1")), "it serves on");
-    assert!(!play.pods().await.contains(&pair("night-1", "night-1")), "never in its pool");
+    let path = "/apis/gateway.networking.k8s.io/v1/namespaces/broken-replace/httproutes";
+    let is_day = |_: &str, route: &Value| route["spec"]["rules"][0]["backendRefs"][0]["name"] == "day-1";
+    tokio::time::timeout(PATIENCE, play.stand.api.until(path, is_day)).await.expect("the day is back").unwrap();
+    assert!(play.pods().await.contains(&pair("day-1", "day-1")));
 }
