@@ -30,6 +30,7 @@ use tidegate_store::{JournalOptions, Journals, LedgerWriter, Recovery, Store, Wr
 use tokio::runtime::Handle;
 
 use crate::catalogues::{Catalogues, Ingredients};
+use crate::cli::ClusterArgs;
 use crate::desk::{Desk, Documents};
 use crate::fleet_metrics::{FleetCollector, LedgerCollector, ReloadLabels};
 use crate::known::Known;
@@ -127,6 +128,7 @@ pub(crate) async fn build(
     site: Site,
     (documents, loaded): (PathBuf, Fingerprint),
     state: StateFolder,
+    cluster: &ClusterArgs,
 ) -> anyhow::Result<App> {
     check_supported(&site)?;
     let cores = site.gateway.workers.unwrap_or_else(default_workers);
@@ -154,6 +156,7 @@ pub(crate) async fn build(
         site: &site,
         store: &books.store,
         state: state.path(),
+        cluster,
         cores,
         catalogues: &catalogues,
         externals,

@@ -134,9 +134,22 @@ pub(crate) struct Up {
     pub(crate) documents: PathBuf,
     #[command(flatten)]
     pub(crate) state: StateDir,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
     /// Log lines as text instead of JSON.
     #[arg(long)]
     pub(crate) log_text: bool,
+}
+
+/// Which cluster, where the documents say `launcher: kubernetes`.
+#[derive(Debug, Args, Clone)]
+pub(crate) struct ClusterArgs {
+    /// Kubeconfig of the cluster of `launcher: kubernetes` (default: the Pod's own ServiceAccount).
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Its namespace for replicas, pools and routes.
+    #[arg(long, value_name = "NAME", default_value = "tidegate-models", env = "TIDEGATE_NAMESPACE")]
+    pub(crate) namespace: String,
 }
 
 /// `tidegate key`.

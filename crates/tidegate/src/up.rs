@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::app::{self, App};
-use crate::cli::Up;
+use crate::cli::{ClusterArgs, Up};
 use crate::reload::Fingerprint;
 use crate::state::StateFolder;
 use crate::{EXIT_DOCUMENTS, load, reload, telemetry, terminal};
@@ -41,13 +41,18 @@ pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
         .thread_name("background")
         .enable_all()
         .build()?;
-    let outcome = runtime.block_on(run(site, (args.documents.clone(), loaded), state));
+    let outcome = runtime.block_on(run(site, (args.documents.clone(), loaded), state, &args.cluster));
     // After a second signal a drain may still run on a blocking thread: it is not waited for.
     runtime.shutdown_background();
     outcome
 }
 
-async fn run(site: Site, documents: (PathBuf, Fingerprint), state: StateFolder) -> anyhow::Result<ExitCode> {
+async fn run(
+    site: Site,
+    documents: (PathBuf, Fingerprint),
+    state: StateFolder,
+    cluster: &ClusterArgs,
+) -> anyhow::Result<ExitCode> {
     let admin = TcpListener::bind(site.admin.listen).await.with_context(|| {
         format!("cannot listen on {}: is another process there? (Site.spec.admin.listen)", site.admin.listen)
     })?;
@@ -55,7 +60,7 @@ async fn run(site: Site, documents: (PathBuf, Fingerprint), state: StateFolder) 
     // Before anybody can know that the process is there: a SIGHUP without a handler would end it.
     let mut signals = Signals::new()?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let app = app::build(site, documents, state).await?;
+    let app = app::build(site, documents, state, cluster).await?;
     let mut servers = serve_admin(&app, admin, socket)?;
     let ran = tokio::select! {
         watched = reload::watch_all(&app, &mut hangup) => watched,

@@ -6,6 +6,7 @@
 //! the route owned it before. Whoever goes on applying the route has to leave `spec.rules` out, or ignore differences in
 //! it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kube::api::{Api, DynamicObject, ListParams, Patch};
@@ -16,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::access::{Cluster, call, find};
 use crate::fault::{Fault, bounded};
 use crate::names::{ALIAS, GENERATION, ROUTE};
-use crate::pods::{annotation, generation_of};
+use crate::pods::{annotation, generation_of, label};
 use crate::pool::{POOL_GROUP, POOL_KIND};
 use crate::write::{as_owner, not_later, resource};
 
@@ -138,6 +139,21 @@ impl Cluster {
             generation: generation_of(&first.metadata),
             note: annotation(&first.metadata, ROUTE).map(str::to_owned),
         }))
+    }
+
+    /// Aliases that have routes here; none where the cluster has no HTTPRoutes.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn routed_aliases(&self) -> Result<BTreeSet<String>, Fault> {
+        let params = ListParams::default().labels(ALIAS);
+        match call(KIND, self.route_api().list(&params)).await {
+            Ok(routes) => {
+                Ok(routes.items.iter().filter_map(|route| label(&route.metadata, ALIAS)).map(str::to_owned).collect())
+            }
+            Err(Fault::NotInstalled { .. }) => Ok(BTreeSet::new()),
+            Err(fault) => Err(fault),
+        }
     }
 
     fn route_api(&self) -> Api<DynamicObject> {

@@ -88,6 +88,15 @@ impl Cluster {
         })
     }
 
+    /// The highest generation that was seen in the namespace; 0: none yet.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn highest(&self) -> Result<u64, Fault> {
+        let what = format!("ConfigMap {FENCE}");
+        find(&what, self.api::<ConfigMap>().get(FENCE)).await?.map_or(Ok(0), |map| generation_in(&map))
+    }
+
     /// Starts a replica. One that is there already stays as it is, whatever the order says.
     ///
     /// # Errors
@@ -344,6 +353,14 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+fn generation_in(map: &ConfigMap) -> Result<u64, Fault> {
+    let text = map.data.as_ref().and_then(|data| data.get("generation"));
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| Fault::Foreign {
+        what: format!("ConfigMap {FENCE}").into(),
+        why: "it holds no generation".into(),
+    })
 }
 
 fn by_manager() -> PostParams {

@@ -1,6 +1,7 @@
 //! The controller in this process: its nodes, its gates, and what it says.
 
 mod gates;
+mod hands;
 mod models;
 mod nodes;
 mod view;
@@ -13,7 +14,6 @@ use tidegate_config::Site;
 use tidegate_controller::controller::{Controller, ControllerHandle, Ended, Parts, Traffic};
 use tidegate_controller::engines::Engines;
 use tidegate_controller::externals::Externals;
-use tidegate_controller::launcher::processes::Processes;
 use tidegate_controller::records::StoreRecords;
 use tidegate_controller::route::OwnTable;
 use tidegate_core::ShiftName;
@@ -25,17 +25,19 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use self::gates::Gates;
+use self::hands::Hands;
 pub(crate) use self::models::CacheHands;
 use self::nodes::Nodes;
 pub(crate) use self::view::{ReplicaStatus, asked, lifecycle, replicas};
 use crate::catalogues::Catalogues;
+use crate::cli::ClusterArgs;
 
 /// The controller and what it acts through.
 #[derive(Debug)]
 pub(crate) struct Lifecycle {
     pub(crate) handle: ControllerHandle,
     pub(crate) externals: Arc<Externals>,
-    processes: Arc<Processes>,
+    hands: Hands,
     nodes: Nodes,
     end: oneshot::Sender<()>,
     task: JoinHandle<Ended>,
@@ -48,6 +50,7 @@ pub(crate) struct Start<'a> {
     pub(crate) site: &'a Arc<Site>,
     pub(crate) store: &'a Store,
     pub(crate) state: &'a Path,
+    pub(crate) cluster: &'a ClusterArgs,
     pub(crate) cores: usize,
     pub(crate) catalogues: &'a Arc<Catalogues>,
     pub(crate) externals: Arc<Externals>,
@@ -57,15 +60,15 @@ pub(crate) struct Start<'a> {
 impl Lifecycle {
     /// Opens the nodes, takes over what runs on them, and goes to work.
     pub(crate) async fn start(start: Start<'_>) -> anyhow::Result<Self> {
-        let Start { site, store, state, cores, catalogues, externals, models } = start;
+        let Start { site, store, state, cluster, cores, catalogues, externals, models } = start;
         let nodes = Nodes::open(site, state, models).await?;
-        let processes = Arc::new(Processes::new(Arc::clone(site), nodes.members(site)));
+        let hands = Hands::start(site, nodes.members(site), cluster, store).await?;
         let records = Arc::new(StoreRecords::new(store.clone()));
         let gates = Arc::new(Gates { store: store.clone(), catalogues: Arc::clone(catalogues) });
         let parts = Parts {
             records: Arc::<StoreRecords>::clone(&records),
-            actuators: vec![Arc::new(OwnTable::new(records, gates))],
-            launcher: Arc::<Processes>::clone(&processes),
+            actuators: hands.actuators(Arc::new(OwnTable::new(records, gates))),
+            launcher: hands.launcher(),
             care: Arc::new(Engines { cores, connect: site.timeouts.connect }),
             counts: None,
         };
@@ -76,19 +79,19 @@ impl Lifecycle {
             let _: Result<(), _> = ended.await;
         }));
         let following = tokio::spawn(follow(handle.clone(), Arc::clone(catalogues), Arc::clone(&externals)));
-        Ok(Self { handle, externals, processes, nodes, end, task, following })
+        Ok(Self { handle, externals, hands, nodes, end, task, following })
     }
 
     /// Other documents.
     pub(crate) async fn reload(&self, site: &Arc<Site>) {
         self.externals.apply(site);
-        self.processes.reload(Arc::clone(site), self.nodes.members(site));
+        self.hands.reload(site, self.nodes.members(site));
         self.handle.reload(Arc::clone(site)).await;
     }
 
     /// Ends the controller, then the engines that it started.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let Self { handle: _, externals, processes, nodes, end, task, following } = self;
+        let Self { handle: _, externals, hands, nodes, end, task, following } = self;
         // One that has ended needs no telling.
         let _ = end.send(());
         following.abort();
@@ -97,7 +100,7 @@ impl Lifecycle {
             tracing::error!(%ended, "the controller had ended before");
         }
         externals.stop().await;
-        drop(processes);
+        drop(hands);
         nodes.close().await;
         Ok(())
     }
