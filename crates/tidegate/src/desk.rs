@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use tidegate_config::site::{Deployment, Serve};
 use tidegate_console::lifecycle::{Accepted, Ask, LifecycleStatus, Refused};
 use tidegate_console::{Panel, Readiness};
 use tidegate_controller::controller::ControllerHandle;
@@ -64,8 +65,15 @@ impl Desk {
         }
     }
 
+    /// Whether somebody serves, or nobody is to.
     fn serves(&self, replicas: &[ReplicaStatus]) -> bool {
-        replicas.is_empty() || replicas.iter().any(|replica| replica.state == "serving")
+        if !replicas.is_empty() {
+            return replicas.iter().any(|replica| replica.state == "serving");
+        }
+        // In its first moments the controller has begun nothing yet.
+        let catalogue = self.shared.catalogue.load();
+        let wanted = tidegate_planner::desired::set_of(&catalogue.site, &catalogue.shift);
+        !wanted.iter().filter_map(|name| catalogue.site.deployments.get(name)).any(has_replicas)
     }
 
     fn aliases(&self) -> Value {
@@ -87,6 +95,13 @@ impl Desk {
                 })
             })
             .collect()
+    }
+}
+
+fn has_replicas(deployment: &Deployment) -> bool {
+    match &deployment.serve {
+        Serve::Launch { replicas, .. } => *replicas > 0,
+        Serve::Endpoints(endpoints) => !endpoints.is_empty(),
     }
 }
 
