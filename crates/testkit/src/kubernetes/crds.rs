@@ -2,10 +2,14 @@
 //! that matter to a writer (what is required, which lists are one field, what has a status), and nothing of the rest.
 
 use std::io;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::KubeApi;
+
+/// Between two looks whether a new kind is served.
+const SERVED_LOOK: Duration = Duration::from_millis(50);
 
 fn crd(group: &str, plural: &str, kind: &str, version: &str, spec: &Value) -> Value {
     json!({
@@ -146,6 +150,14 @@ pub async fn install_crds(api: &KubeApi) -> io::Result<()> {
             conditions.is_some_and(|conditions| conditions.iter().any(is_established))
         })
         .await?;
+        // established is said a moment before it is served
+        let (group, plural) = (&object["spec"]["group"], &object["spec"]["names"]["plural"]);
+        let version = &object["spec"]["versions"][0]["name"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let path = format!("/apis/{}/{}/{}", text(group), text(version), text(plural));
+        while api.ask(http::Method::GET, &path, "application/json", None).await?.0 != 200 {
+            tokio::time::sleep(SERVED_LOOK).await;
+        }
     }
     Ok(())
 }

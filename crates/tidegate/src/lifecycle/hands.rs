@@ -1,6 +1,7 @@
 //! Who starts engines: processes of the nodes, or Pods.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tidegate_config::Site;
@@ -15,6 +16,11 @@ use tidegate_store::Store;
 use tokio::task::JoinSet;
 
 use crate::cli::ClusterArgs;
+
+/// Tries at a start.
+const TRIES: u32 = 30;
+/// Between two of them.
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 /// The launcher that the documents name.
 #[derive(Debug)]
@@ -54,14 +60,13 @@ impl Hands {
             .as_ref()
             .map_or(Access::InCluster, |path| Access::Kubeconfig { path: path.clone(), context: None });
         let options = ClusterOptions { namespace: args.namespace.clone() };
-        let told = |fault: Fault| anyhow::anyhow!("kubernetes: {fault} ({}); {}", fault.code(), fault.hint());
         let cluster = Cluster::connect(&access, &options).await.map_err(told)?;
         // a store that is younger than the cluster would be taken for an earlier controller's for ever
-        let highest = cluster.highest().await.map_err(told)?;
+        let highest = patiently(async || cluster.highest().await).await.map_err(told)?;
         if highest > store.generation().await? {
             store.next_generation_above(highest).await.context("the store's generation")?;
         }
-        let aliases = cluster.routed_aliases().await.map_err(told)?;
+        let aliases = patiently(async || cluster.routed_aliases().await).await.map_err(told)?;
         let routes = (!aliases.is_empty()).then(|| {
             tracing::info!(?aliases, "HTTPRoutes are set, too");
             let aliases = aliases.iter().map(|name| AliasName::from(name.as_str())).collect();
@@ -96,4 +101,20 @@ impl Hands {
             Self::Pods { launcher, .. } => launcher.reload(Arc::clone(site), members),
         }
     }
+}
+
+fn told(fault: Fault) -> anyhow::Error {
+    anyhow::anyhow!("kubernetes: {fault} ({}); {}", fault.code(), fault.hint())
+}
+
+/// Asks again while the API server is away, which at a start of everything it may be.
+async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Fault>) -> Result<T, Fault> {
+    for _ in 1..TRIES {
+        match ask().await {
+            Err(fault) if fault.is_away() => tracing::warn!(%fault, "kubernetes"),
+            answer => return answer,
+        }
+        tokio::time::sleep(BETWEEN_TRIES).await;
+    }
+    ask().await
 }

@@ -84,12 +84,21 @@ impl Gate {
 
     /// The same with other documents, which are given the two addresses and the fake engine's URL.
     pub(crate) fn start_with(script: Script, documents: impl FnOnce(SocketAddr, SocketAddr, &str) -> String) -> Self {
+        Self::start_in(script, |_, gate, admin, engine| documents(gate, admin, engine))
+    }
+
+    /// The same with files beside the documents, whose folder comes first.
+    pub(crate) fn start_in(
+        script: Script,
+        documents: impl FnOnce(&Path, SocketAddr, SocketAddr, &str) -> String,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let engine = runtime.block_on(FakeEngine::start(script)).unwrap();
         let folder = TempDir::new().unwrap();
         let (address, admin) = (free_address(), free_address());
-        std::fs::create_dir(folder.path().join("site")).unwrap();
-        std::fs::write(folder.path().join("site/site.yaml"), documents(address, admin, &engine.url())).unwrap();
+        let site = folder.path().join("site");
+        std::fs::create_dir(&site).unwrap();
+        std::fs::write(site.join("site.yaml"), documents(&site, address, admin, &engine.url())).unwrap();
         let child = spawn(folder.path());
         let gate = Self { engine, folder, address, admin, child, runtime };
         gate.wait_ready();
@@ -211,11 +220,18 @@ fn spawn(folder: &Path) -> Child {
         .arg(folder.join("state"))
         // There is a driver where a test has made one.
         .env("TIDEGATE_DRIVER_FOLDER", folder.join("site/driver"))
+        // There is a cluster where a test has made one.
+        .env("KUBECONFIG", folder.join("kubeconfig"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
         .unwrap()
+}
+
+/// Sends a chat to a gate; `None` when nobody listens.
+pub(crate) fn post_to(address: SocketAddr, key: &str, body: &str) -> Option<Answer> {
+    send(address, &post_text(key, body))
 }
 
 fn post_text(key: &str, body: &str) -> String {

@@ -10,6 +10,7 @@ mod life;
 mod model;
 mod model_served;
 mod plan;
+mod pods;
 mod reload;
 mod switch;
 mod tls;
