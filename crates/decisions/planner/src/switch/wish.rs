@@ -26,18 +26,29 @@ impl Switch {
         } else {
             held(plan, &self.failed)
         };
-        let forced = self.forced(plan, &held, now);
-        Wishes { held, forced }
+        let mut wishes = Wishes { held, forced: BTreeSet::new() };
+        wishes.forced = self.forced(plan, &wishes, now);
+        wishes
     }
 
-    /// Old deployments that a new one waits for whose turn it is: in their aliases' announced gaps only.
-    fn forced(&self, plan: &Plan, held: &Held, now: Timestamp) -> BTreeSet<DeploymentName> {
+    /// Old deployments that a new one waits for whose turn it is: in their aliases' announced gaps, or where
+    /// somebody else serves those meanwhile.
+    fn forced(&self, plan: &Plan, wishes: &Wishes, now: Timestamp) -> BTreeSet<DeploymentName> {
+        let held = &wishes.held;
         let mut forced = BTreeSet::new();
         for change in plan.changes.iter().filter(|change| self.is_next(plan, change, held, now)) {
             for old in &change.displaces {
                 let routes =
                     || plan.routes.iter().filter(|route| route.from.iter().any(|from| from.deployment == *old));
-                let is_announced = routes().all(|route| route.gap > Duration::ZERO || self.has_left(route, old));
+                let is_served = |route: &Route| {
+                    let others = || route.from.iter().map(|from| &from.deployment).filter(|name| *name != old);
+                    let serves = |name: &DeploymentName| {
+                        matches!(self.old.get(name), None | Some(Old::Serving)) && !forced.contains(name)
+                    };
+                    !self.ready(route, wishes).is_empty() || others().any(serves)
+                };
+                let is_announced =
+                    routes().all(|route| route.gap > Duration::ZERO || self.has_left(route, old) || is_served(route));
                 let departure = plan.departures.iter().find(|departure| departure.deployment == *old);
                 let is_due = departure.is_some_and(|departure| now >= departure.drains_at);
                 if is_announced && is_due && !held.old.contains(old) {
