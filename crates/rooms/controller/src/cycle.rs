@@ -117,7 +117,9 @@ impl Controller {
 
     /// Begins, gives up or replaces a switch, if what is desired calls for it.
     async fn decide(&mut self, now: Timestamp) -> Result<(), RecordError> {
-        if !self.is_stale && !self.is_time_to_plan(now) {
+        // While a change of a route is under way nobody knows where that alias goes.
+        let is_known = self.routing == 0 || self.run.is_some();
+        if !is_known || (!self.is_stale && !self.is_time_to_plan(now)) {
             return Ok(());
         }
         self.planned_at = Some(now);
@@ -132,6 +134,10 @@ impl Controller {
         }
         if self.run.is_some() {
             self.supersede(now).await?;
+            if self.routing > 0 {
+                self.is_stale = true;
+                return Ok(());
+            }
         }
         let outlook_site = Arc::clone(&self.site);
         let outlook = self.outlook(&outlook_site);
@@ -445,6 +451,14 @@ impl Controller {
         let records = Arc::clone(&self.parts.records);
         self.next_generation().await?;
         self.routes = records.routes().await?;
+        // An earlier controller may have ended between one gate and the next: all are told again.
+        let generation = self.generation();
+        for row in self.routes.values_mut() {
+            row.generation = generation;
+        }
+        for row in self.routes.values().cloned().collect::<Vec<_>>() {
+            self.send_route(row);
+        }
         self.said = records.said().await?;
         self.is_paused = records.is_paused().await?;
         self.recall(records.measured().await?);
@@ -534,10 +548,21 @@ impl Controller {
         switch.mode = row.mode;
         switch.failed.clone_from(&row.failed);
         for change in &row.plan.changes {
-            let runs = change.seats.iter().any(|(key, seat)| {
-                find(&self.replicas, key, change.revision, seat).is_some_and(|replica| !replica.is_over())
-            });
-            switch.new.insert(change.deployment.clone(), if runs { New::Starting } else { New::Planned });
+            let states: Vec<Option<State>> = change
+                .seats
+                .iter()
+                .map(|(key, seat)| find(&self.replicas, key, change.revision, seat))
+                .map(|replica| replica.filter(|replica| !replica.is_over()).map(ReplicaHandle::state))
+                .collect();
+            // one that serves an alias is not taken out of it only because nobody has said `proven` to this controller
+            let state = if states.iter().all(|state| *state == Some(State::Serving)) {
+                New::Proven
+            } else if states.iter().any(Option::is_some) {
+                New::Starting
+            } else {
+                New::Planned
+            };
+            switch.new.insert(change.deployment.clone(), state);
         }
         for old in &row.plan.departures {
             let state = |(key, seat): &(ReplicaKey, Seat)| {
