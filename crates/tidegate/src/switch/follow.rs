@@ -172,10 +172,9 @@ fn changes(before: Option<&SwitchView>, now: &SwitchView, events: &mut Vec<Event
     };
     deployments("new", before.map(|before| &before.new), &now.new);
     deployments("old", before.map(|before| &before.old), &now.old);
-    if let Some(before) = before {
-        let moved = now.aliases.iter().filter(|(alias, to)| before.aliases.get(*alias) != Some(to));
-        events.extend(moved.map(|(alias, to)| Event::Alias { alias: alias.clone(), deployments: to.clone() }));
-    }
+    let moved =
+        now.aliases.iter().filter(|(alias, to)| before.and_then(|before| before.aliases.get(*alias)) != Some(to));
+    events.extend(moved.map(|(alias, to)| Event::Alias { alias: alias.clone(), deployments: to.clone() }));
 }
 
 #[cfg(test)]
@@ -235,7 +234,12 @@ mod tests {
         let (events, end) = follower.look(&status("day", Some(&first), None));
         assert_eq!(
             said(&events),
-            ["switch 5: day to night, at 1970-01-01T00:00:00Z", "  new n: planned", "  old o: serving"]
+            [
+                "switch 5: day to night, at 1970-01-01T00:00:00Z",
+                "  new n: planned",
+                "  old o: serving",
+                "  alias a goes to o"
+            ]
         );
         assert_eq!(end, None);
         assert_eq!(follower.look(&status("day", Some(&first), None)), (Vec::new(), None));

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod compiled;
+mod day_night;
 mod gate;
 
 mod keys;
