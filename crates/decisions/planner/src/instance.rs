@@ -302,6 +302,7 @@ impl Instance {
             Event::Fault(fault) => self.fault(fault, now, out),
             Event::Drain(then) => self.drain(then, now, out),
             Event::Keep => {
+                self.is_wanted = true;
                 if matches!(self.state, State::Draining { .. } | State::Drained) {
                     self.state = State::Serving;
                     out.push(Effect::Undrain);
@@ -354,7 +355,10 @@ impl Instance {
         out.push(Effect::RunGate);
     }
 
+    /// From here on it is on its way out: should it break, nothing starts it again by itself, since its GPUs may be another's
+    /// by then.
     fn drain(&mut self, then: Then, now: Timestamp, out: &mut Vec<Effect>) {
+        self.is_wanted = false;
         match self.state {
             State::Serving => {
                 self.state = State::Draining { deadline: after(now, self.clocks.drain), then };
@@ -385,6 +389,7 @@ impl Instance {
 
     fn wake(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
         let State::Asleep { level } = self.state else { return };
+        self.is_wanted = true;
         self.state = State::Warming { attempt: 1, deadline: after(now, self.clocks.load + self.clocks.gate) };
         // whatever it says after a wake, only the gate's answers count
         out.extend([Effect::Wake { level }, Effect::RunGate]);
