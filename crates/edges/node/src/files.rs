@@ -5,6 +5,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -51,9 +53,56 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// A file that is locked for us. Giving it up unlocks it, also for a child that was being started meanwhile and has the
+/// file open until it executes its program.
+#[derive(Debug)]
+pub(crate) struct Lock(Option<File>);
+
+impl Lock {
+    /// Locks a file, which is made if it is not there; `None`: somebody else has it locked.
+    pub(crate) fn try_new(path: &Path) -> io::Result<Option<Self>> {
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(Some(file)))),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The file, locked for whoever has it open.
+    pub(crate) fn hand_over(mut self) -> Option<File> {
+        self.0.take()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0 {
+            let _: Result<(), Errno> = flock(file, FlockOperation::Unlock);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_is_given_up_though_a_child_has_it_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let lock = Lock::try_new(&path).unwrap().unwrap();
+        let child_s = lock.0.as_ref().unwrap().try_clone().unwrap();
+        assert!(Lock::try_new(&path).unwrap().is_none());
+        drop(lock);
+        let lock = Lock::try_new(&path).unwrap().unwrap();
+        drop(child_s);
+        let file = lock.hand_over();
+        assert!(Lock::try_new(&path).unwrap().is_none(), "it is the other's now");
+        drop(file);
+        assert!(Lock::try_new(&path).unwrap().is_some());
+    }
 
     #[test]
     fn a_file_is_read_as_it_was_written_up_to_the_bound() {

@@ -19,12 +19,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::files;
+use crate::files::{self, Lock};
 use crate::guard::Cage;
-use crate::process::{self, Proc};
+use crate::process::{self, Mark, Proc};
 use crate::report::Exit;
 
 /// The folder of one instance.
@@ -114,14 +114,8 @@ impl InstanceFolder {
     }
 
     /// The instance's lock: `None` while a minder lives, or is being started by somebody else.
-    pub(crate) fn try_lock(&self) -> io::Result<Option<File>> {
-        let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).read(true).write(true).mode(0o600).open(self.0.join("lock"))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+    pub(crate) fn try_lock(&self) -> io::Result<Option<Lock>> {
+        Lock::try_new(&self.0.join("lock"))
     }
 
     /// Removes what the last minder left, so that the next one's files are its own.
@@ -134,9 +128,9 @@ impl InstanceFolder {
 
     /// Everybody of the instance who is alive, with the help of everything that knows them: its cgroups, its mark, and
     /// what its minder has seen in this boot of the machine.
-    pub(crate) fn survivors(&self, mark: &str, cage: &Cage) -> Vec<Proc> {
+    pub(crate) fn survivors(&self, mark: &Mark, cage: &Cage) -> Vec<Proc> {
         let mut found: BTreeSet<Proc> = cage.procs().into_iter().collect();
-        found.extend(process::of_instance(mark));
+        found.extend(process::marked(|found| found == mark));
         let boot_id = process::boot_id();
         if let Ok(Some(tree)) = files::read::<SeenTree>(&self.tree())
             && tree.boot_id == boot_id

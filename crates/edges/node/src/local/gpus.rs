@@ -119,7 +119,10 @@ impl Gpus {
 
 /// A process of an instance that was not started here (a Pod's) says so in its environment.
 fn named_by_its_mark(process: GpuProcess) -> GpuProcess {
-    let marked = || InstanceId::new(&process::own_instance_of(i32::try_from(process.pid).ok()?)?).ok();
+    let marked = || {
+        let mark = process::Mark::of(i32::try_from(process.pid).ok()?).filter(|mark| mark.state.is_none())?;
+        InstanceId::new(&mark.instance).ok()
+    };
     let instance = process.instance.clone().or_else(marked);
     GpuProcess { instance, ..process }
 }
@@ -186,8 +189,9 @@ impl Shared {
             }
         }
         for pid in &listed {
-            let marked = || process::own_instance_of(i32::try_from(*pid).ok()?);
-            if let Some((id, _)) = marked().and_then(|mark| table.get_key_value(mark.as_str())) {
+            let mark = i32::try_from(*pid).ok().and_then(process::Mark::of);
+            let mark = mark.filter(|mark| mark.state.as_ref() == Some(&self.state));
+            if let Some((id, _)) = mark.and_then(|mark| table.get_key_value(mark.instance.as_str())) {
                 owners.insert(*pid, id.clone());
             }
         }

@@ -20,7 +20,7 @@ mod watch;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::mem::{Discriminant, discriminant};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
 use tidegate_config::site::Node as Document;
 use tokio::sync::{RwLock, oneshot};
 use tokio::task::JoinSet;
@@ -42,7 +41,7 @@ use self::gpus::Gpus;
 use self::table::{Entry, read_all};
 use crate::facts::{FactSource, Facts, Problem, ProofKind};
 use crate::fault::NodeError;
-use crate::files;
+use crate::files::{self, Lock};
 use crate::guard::{Guard, GuardChoice};
 use crate::id::InstanceId;
 use crate::instance_folder::InstanceFolder;
@@ -50,7 +49,7 @@ use crate::log::{self, LogBounds};
 use crate::machine::Machine;
 use crate::minder::LEFTOVER_PATIENCE;
 use crate::order::{Keep, ModelAt, ModelOrder, StartOrder};
-use crate::process;
+use crate::process::{self, Mark};
 use crate::report::{Event, Happened, InstanceReport, LogPart, ModelReport, ModelState, Proof, ProvenBy};
 use crate::seam::{CauseOf, ModelHands, Node};
 
@@ -138,6 +137,8 @@ pub struct LocalNode {
 pub(crate) struct Shared {
     settings: LocalNodeSettings,
     lead: Vec<String>,
+    /// Our state folder's fingerprint.
+    state: String,
     instances: PathBuf,
     guard: Guard,
     gpus: Gpus,
@@ -150,7 +151,8 @@ pub(crate) struct Shared {
     tasks: Mutex<JoinSet<()>>,
     /// Held by every start, and by the end of everything; whether that has begun.
     closing: RwLock<bool>,
-    _lock: File,
+    /// Until the end of everything.
+    lock: Mutex<Option<Lock>>,
 }
 
 impl LocalNode {
@@ -164,9 +166,11 @@ impl LocalNode {
         files::private_folder(&instances).and_then(|()| files::private_folder(&own)).map_err(failed)?;
         let lock = lock(&own.join("lock")).map_err(failed)?;
         let found = read_all(&instances).map_err(failed)?;
+        let state = fingerprint(&settings.folder);
         let shared = Arc::new(Shared {
             lead: start::lead(&settings.minder),
-            guard: Guard::detect(settings.guard, &group(&settings.folder)),
+            guard: Guard::detect(settings.guard, &format!("tidegate-{state}")),
+            state,
             gpus: Gpus::open(settings.driver.clone(), own.join("gpus.json"))?,
             fence: Fence::open(own.join("generation.json"))?,
             events: Events::new(jiff::Timestamp::now()),
@@ -178,7 +182,7 @@ impl LocalNode {
             closing: RwLock::new(false),
             instances,
             settings,
-            _lock: lock,
+            lock: Mutex::new(Some(lock)),
         });
         for entry in found.entries {
             shared.adopt(entry).await;
@@ -218,25 +222,25 @@ impl LocalNode {
         }
         let mut tasks = std::mem::take(&mut *self.shared.tasks.lock());
         tasks.shutdown().await;
+        // Whoever opens the folder next may do so now.
+        drop(self.shared.lock.lock().take());
     }
 }
 
-fn lock(path: &Path) -> io::Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(path)?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| io::Error::new(io::ErrorKind::ResourceBusy, "another process uses it: stop that one first"))?;
-    Ok(file)
+fn lock(path: &Path) -> io::Result<Lock> {
+    let taken = || io::Error::new(io::ErrorKind::ResourceBusy, "another process uses it: stop that one first");
+    Lock::try_new(path)?.ok_or_else(taken)
 }
 
-/// The name of our cgroups: one for each state folder (FNV-1a of its path), so that two nodes on one machine have their own.
-fn group(folder: &Path) -> String {
+/// Tells the cgroups and processes of two nodes on one machine apart: FNV-1a of the state folder's path.
+fn fingerprint(folder: &Path) -> String {
     let path = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     let hash = path
         .as_os_str()
         .as_encoded_bytes()
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
-    format!("tidegate-{hash:016x}")
+    format!("{hash:016x}")
 }
 
 impl Shared {
@@ -252,6 +256,11 @@ impl Shared {
         let mut table = self.table.lock();
         let entry = table.get_mut(id).ok_or_else(|| NodeError::UnknownInstance { instance: id.to_string() })?;
         Ok(act(entry))
+    }
+
+    /// What every process of an instance has in its environment.
+    fn mark(&self, id: &InstanceId) -> Mark {
+        Mark { instance: id.to_string(), state: Some(self.state.clone()) }
     }
 
     fn hands(&self) -> Result<&Arc<dyn ModelHands>, NodeError> {

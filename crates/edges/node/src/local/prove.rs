@@ -11,7 +11,7 @@ use super::gpus::Seen;
 use crate::facts::FactSource;
 use crate::fault::NodeError;
 use crate::id::InstanceId;
-use crate::process::Proc;
+use crate::process::{Proc, marked};
 use crate::proof::{Known, sample};
 use crate::report::{Happened, Proof, ProvenBy};
 
@@ -52,7 +52,9 @@ impl Shared {
     /// What lives of an instance that was not started here (a Pod's), found by the mark in its environment.
     async fn stranger_left(&self, id: &InstanceId) -> Option<Proof> {
         let mark = id.to_string();
-        let left = tokio::task::spawn_blocking(move || crate::process::of_instance(&mark)).await.unwrap_or_default();
+        let left = tokio::task::spawn_blocking(move || marked(|found| found.instance == mark && found.state.is_none()))
+            .await
+            .unwrap_or_default();
         let pids: Vec<String> = left.iter().map(|proc| proc.pid.to_string()).collect();
         let why = format!("processes {} of it are alive", pids.join(", "));
         (!pids.is_empty()).then(|| Proof::NotFree { why, since: Timestamp::now() })
@@ -84,7 +86,8 @@ impl Shared {
 
     /// The first clause of every proof. That its end was seen is not enough: it is looked for anew.
     fn nobody_is_left(&self, id: &InstanceId) -> Result<(), String> {
-        let left = self.with(id, |entry| entry.folder.survivors(id.as_str(), &entry.record.cage));
+        let mark = self.mark(id);
+        let left = self.with(id, |entry| entry.folder.survivors(&mark, &entry.record.cage));
         match left.map_err(|error| error.to_string())?.first() {
             Some(proc) => Err(format!("its process {} is alive", proc.pid)),
             None => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,6 +19,7 @@ use super::gpus::Seen;
 use super::table::{Entry, Record};
 use crate::facts::FactSource;
 use crate::fault::NodeError;
+use crate::files::{self, Lock};
 use crate::guard::{Cage, Limits};
 use crate::id::InstanceId;
 use crate::instance_folder::{InstanceFolder, Launch, Minding};
@@ -26,11 +27,11 @@ use crate::order::{
     ARGS_MAX, COMPILED, ENV_MAX, GPUS_MAX, HOST, MARKS_MAX, MODEL, ModelAt, ModelFile, ModelOrder, PORT, StartOrder,
     WORD_BYTES_MAX,
 };
-use crate::process::INSTANCE_VARIABLE;
+use crate::port;
+use crate::process::{INSTANCE_VARIABLE, STATE_VARIABLE};
 use crate::proof::Measured;
 use crate::report::{Happened, InstanceReport};
 use crate::seam::HeldModel;
-use crate::{files, port};
 
 /// Longest that a minder may take to say that the engine's first process runs.
 const READY_WITHIN: Duration = Duration::from_secs(30);
@@ -161,16 +162,14 @@ impl Shared {
         folder.clear().map_err(failed("folder"))?;
         files::write(&folder.launch(), &launch).map_err(failed("launch.json"))?;
         files::write(&folder.record(), record).map_err(failed("record.json"))?;
-        let child = self
-            .spawn_minder(folder, lock, &record.instance, filled.env(port, &record.instance))
-            .map_err(failed("minder"))?;
+        let child = self.spawn_minder(folder, lock, &record.instance, filled.env(port)).map_err(failed("minder"))?;
         ready(child, folder, record.log_from).await
     }
 
     fn spawn_minder(
         &self,
         folder: &InstanceFolder,
-        lock: File,
+        lock: Lock,
         instance: &InstanceId,
         env: BTreeMap<String, String>,
     ) -> io::Result<Child> {
@@ -184,9 +183,9 @@ impl Shared {
                 command.env_remove(name);
             }
         }
-        command.envs(env).env(INSTANCE_VARIABLE, instance.as_str());
+        command.envs(env).env(INSTANCE_VARIABLE, instance.as_str()).env(STATE_VARIABLE, &self.state);
         // The lock is the minder's for as long as it lives: the kernel keeps it open as its standard input.
-        command.stdin(Stdio::from(lock)).stdout(Stdio::piped()).stderr(log);
+        command.stdin(lock.hand_over().map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::piped()).stderr(log);
         command.spawn()
     }
 
@@ -296,12 +295,11 @@ impl Filled {
     }
 
     /// Its own environment, on top of ours.
-    fn env(&self, port: u16, instance: &InstanceId) -> BTreeMap<String, String> {
+    fn env(&self, port: u16) -> BTreeMap<String, String> {
         let own = self.order.command.env.iter();
         let filled = own.filter_map(|(name, value)| Some((name.clone(), self.fill(value, port).ok()?)));
         let mut env: BTreeMap<String, String> = filled.collect();
         env.extend(self.visible.iter().map(|gpus| (VISIBLE.to_owned(), gpus.clone())));
-        env.insert(INSTANCE_VARIABLE.to_owned(), instance.to_string());
         env
     }
 

@@ -173,7 +173,7 @@ impl Shared {
         // A cgroup's list is exact; a mark cannot be read for a moment while a process executes another program.
         let looks_needed = if cage.is_empty() { 2 } else { 1 };
         loop {
-            let left = folder.survivors(id.as_str(), cage);
+            let left = folder.survivors(&self.mark(id), cage);
             empty_looks = if left.is_empty() { empty_looks + 1 } else { 0 };
             if empty_looks >= looks_needed {
                 return;

@@ -2,4 +2,4 @@
 
 mod tree;
 
-pub(crate) use tree::{INSTANCE_VARIABLE, Proc, boot_id, descendants, name_of, of_instance, own_instance_of, signal};
+pub(crate) use tree::{INSTANCE_VARIABLE, Mark, Proc, STATE_VARIABLE, boot_id, descendants, marked, name_of, signal};

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// The variable that marks every process of an engine's tree.
 pub(crate) const INSTANCE_VARIABLE: &str = "TIDEGATE_INSTANCE";
+/// The variable that says of which state folder an instance is: two nodes on one machine may use the same ids.
+pub(crate) const STATE_VARIABLE: &str = "TIDEGATE_STATE";
 
 /// Most bytes of one process's environment that are looked at.
 const ENVIRON_MAX: usize = 1024 * 1024;
@@ -114,22 +116,34 @@ fn all() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Living processes with the instance's mark in the environment that they were started with. One that is just executing
-/// another program has none for a moment: look twice.
-pub(crate) fn of_instance(mark: &str) -> Vec<Proc> {
-    let own = rustix::process::getpid().as_raw_nonzero().get();
-    let marked = all().filter(|pid| *pid != own && own_instance_of(*pid).as_deref() == Some(mark));
-    marked.filter_map(Proc::of).collect()
+/// What every process of an instance of ours has in its environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// The instance's id.
+    pub(crate) instance: String,
+    /// The state folder, by its hash; `None` in a Pod.
+    pub(crate) state: Option<String>,
 }
 
-/// The instance that a process was started for, as its environment says.
-pub(crate) fn own_instance_of(pid: i32) -> Option<String> {
-    let environ = fs::read(format!("/proc/{pid}/environ")).ok().filter(|environ| environ.len() <= ENVIRON_MAX)?;
-    let value = environ.split(|&b| b == 0).find_map(|line| {
-        let rest = line.strip_prefix(INSTANCE_VARIABLE.as_bytes())?;
-        rest.strip_prefix(b"=")
-    })?;
-    String::from_utf8(value.to_owned()).ok()
+impl Mark {
+    /// The mark of a process; `None`: it has none, or is not ours to read.
+    pub(crate) fn of(pid: i32) -> Option<Self> {
+        let environ = fs::read(format!("/proc/{pid}/environ")).ok().filter(|environ| environ.len() <= ENVIRON_MAX)?;
+        let value = |name: &str| {
+            let value =
+                environ.split(|&b| b == 0).find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+            String::from_utf8(value.to_owned()).ok()
+        };
+        Some(Self { instance: value(INSTANCE_VARIABLE)?, state: value(STATE_VARIABLE) })
+    }
+}
+
+/// Living processes with a mark in the environment that they were started with. One that is just executing another program
+/// has none for a moment: look twice.
+pub(crate) fn marked(is_it: impl Fn(&Mark) -> bool) -> Vec<Proc> {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let marked = all().filter(|pid| *pid != own && Mark::of(*pid).is_some_and(|mark| is_it(&mark)));
+    marked.filter_map(Proc::of).collect()
 }
 
 /// A process's command name, for people.
@@ -166,15 +180,19 @@ mod tests {
     fn a_child_is_found_below_its_parent_and_by_its_mark() {
         let me = rustix::process::getpid();
         let mut command = std::process::Command::new("cat");
-        command.env(INSTANCE_VARIABLE, "tree-test-1").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .env(INSTANCE_VARIABLE, "tree-test-1")
+            .env_remove(STATE_VARIABLE)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         // It answers: it has become what it is. Until then its environment cannot be read.
         child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let proc = Proc::of(i32::try_from(child.id()).unwrap()).unwrap();
         assert!(descendants(me).contains(&proc));
-        assert_eq!(of_instance("tree-test-1"), [proc]);
-        assert!(of_instance("tree-test").is_empty());
+        assert_eq!(marked(|mark| mark.instance == "tree-test-1" && mark.state.is_none()), [proc]);
+        assert!(marked(|mark| mark.instance == "tree-test").is_empty());
         assert_eq!(name_of(child.id()).as_deref(), Some("cat"));
         // Another start time is another process: it is left alone.
         signal(&[Proc { pid: proc.pid, start: proc.start + 1 }], Signal::KILL);

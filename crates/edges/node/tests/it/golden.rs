@@ -44,6 +44,8 @@ async fn an_engine_sees_exactly_its_gpus_and_is_bound_to_its_numa_node() {
     wish.gpus = vec![0, 1, 2, 3];
     wish.numa = Some(0);
     wish.ports = (8001, 8001);
+    // An address of the loopback network that nobody else listens at.
+    wish.host = [127, 0, 20, 20].into();
     let report = node.start(1, wish).await.unwrap();
 
     let command = "--tensor-parallel-size 4 --gpu-memory-utilization 0.90 --port 8001";

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate_node::facts::{KillBy, LimitBy};
-use tidegate_node::{GuardChoice, InstanceState, Node, OnExit};
+use tidegate_node::{GuardChoice, InstanceState, Node, OnExit, Proof};
 
 use crate::house::{Alive, House, SHORT, close, ended, id, order, pid, signal};
 
@@ -175,11 +175,18 @@ async fn workers_of_a_parent_that_the_kernel_killed_for_memory_are_ended_and_it_
 #[tokio::test]
 async fn an_engine_that_nobody_is_connected_to_is_ended_after_a_while_and_not_before() {
     let mut house = House::new();
+    let node = house.open().await;
+    let gate = house.path().join("gate");
+    assert!(std::process::Command::new("mkfifo").arg(&gate).status().unwrap().success());
+    let mut alive = Alive::new(&house, "alive");
+    let script = format!("echo ready >&3\nread word < {}\necho still >&3\nexec sleep 1000", gate.display());
+    alive.start(&node, order("a-0-g1", &script)).await;
+    node.close(OnExit::Leave).await;
+    // Whoever is connected says how long nobody may be.
     house.settings.orphan_after = Some(Duration::from_millis(1));
     let node = house.open().await;
-    let mut alive = Alive::new(&house, "alive");
-    // Connected, and longer than that: told by the engine itself, after it was asked.
-    alive.start(&node, order("a-0-g1", "echo ready >&3\nsleep 0.2; echo still >&3\nexec sleep 1000")).await;
+    assert_eq!(node.prove(1, &id("a-0-g1")).await.map(|proof| matches!(proof, Proof::Free { .. })), Ok(false));
+    std::fs::write(&gate, "go\n").unwrap();
     assert_eq!(alive.word().await, "still");
     node.close(OnExit::Leave).await;
     alive.ended().await;

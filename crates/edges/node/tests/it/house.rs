@@ -36,6 +36,8 @@ impl House {
         let minder = vec![env!("CARGO_BIN_EXE_node-minder").into()];
         let mut settings = LocalNodeSettings::new("node-1", folder.path().join("state"), minder);
         settings.driver = Driver::None;
+        // What a test that failed leaves behind goes away by itself.
+        settings.orphan_after = Some(Duration::from_secs(120));
         Self { folder, settings }
     }
 

@@ -221,6 +221,7 @@ async fn without_figures_of_each_process_the_total_has_to_fall() {
     driver.set_process(0, stays, 0);
     not_free(&node, "b-0-g1").await;
     driver.set_leaked(0, 0);
+    driver.set_figures(Figures::None);
     assert_eq!(node.prove(1, &id("b-0-g1")).await.unwrap(), Proof::Free { by: ProvenBy::Total });
     close(node).await;
 }
