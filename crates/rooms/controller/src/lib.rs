@@ -21,6 +21,7 @@ mod fleet;
 mod folders;
 pub mod gate;
 pub mod launcher;
+pub mod leader;
 mod measuring;
 mod member;
 pub mod phases;

@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use tidegate_testkit::real::{BUCKET, REGION, RealS3, S3Options, S3Server};
+use serde_json::{Value, json};
+use tidegate_testkit::real::{BUCKET, ControlPlane, REGION, RealKubernetes, RealS3, S3Options, S3Server};
+use tidegate_testkit::{Failure, Kubelet, NodePlan};
 
 /// One signed request by curl; gives back status and body.
 fn ask(real: &RealS3, method: &str, key: &str, more: &[&str]) -> (u16, Vec<u8>) {
@@ -57,4 +59,34 @@ fn seaweedfs_serves_and_ends() {
     let address = real.url().trim_start_matches("http://").to_owned();
     drop(real);
     assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[tokio::test]
+async fn a_control_plane_runs_a_pod_on_a_played_node_and_keeps_its_data_over_a_kill() {
+    let start = || RealKubernetes::start(ControlPlane::Whole);
+    let real = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
+    let api = real.api().unwrap();
+    let node = Kubelet::start(&api, NodePlan::new("node-a", 2)).await.unwrap();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" },
+        "spec": { "containers": [{ "name": "c", "image": "i", "resources": { "limits": { "nvidia.com/gpu": "2" } } }] },
+    });
+    let pods = "/api/v1/namespaces/default/pods";
+    api.create(pods, &pod).await.unwrap();
+    let runs = |_: &str, pod: &Value| pod["status"]["phase"] == "Running";
+    let seen = api.until(pods, runs).await.unwrap();
+    assert_eq!(seen["spec"]["nodeName"], "node-a", "by the real scheduler");
+    node.fail("default", "p", Failure::OomKilled).await.unwrap();
+    let status = api.get(&format!("{pods}/p")).await.unwrap();
+    assert_eq!(status["status"]["containerStatuses"][0]["lastState"]["terminated"]["reason"], "OOMKilled");
+    real.kill("apiserver").unwrap();
+    assert!(api.get(pods).await.is_err());
+    real.start_again().unwrap();
+    assert_eq!(api.get(&format!("{pods}/p")).await.unwrap()["metadata"]["uid"], seen["metadata"]["uid"]);
+    let nobody = api.as_user("wrong");
+    assert_eq!(nobody.ask(http::Method::GET, pods, "application/json", None).await.unwrap().0, 401);
+    let folder = real.kubeconfig().parent().unwrap().to_owned();
+    drop(real);
+    assert!(!folder.exists());
+    assert!(api.get(pods).await.is_err());
 }

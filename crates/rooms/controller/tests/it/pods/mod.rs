@@ -2,6 +2,7 @@
 //! a real agent's node over a scripted GPU driver. The launcher runs with the roles of `docs/kubernetes/rbac.yaml`.
 
 mod launcher;
+mod leader;
 mod route;
 mod switch;
 
