@@ -26,7 +26,7 @@ use crate::launcher::{Blueprint, Launcher};
 use crate::measuring::Measuring;
 use crate::records::{RecordError, Records, Said};
 use crate::replica::{Clock, Hands, ReplicaHandle};
-use crate::route::{RouteActuator, RouteError, RouteRow};
+use crate::route::{RouteActuator, RouteError, RouteRow, set_on_all};
 use crate::run::Run;
 use crate::sight::Eyes;
 use crate::status::Status;
@@ -59,7 +59,7 @@ pub struct Parts {
 pub(crate) enum Input {
     Site(Arc<Site>),
     Verb { verb: Verb, who: Arc<str>, answer: oneshot::Sender<Result<Accepted, VerbError>> },
-    Routed { alias: AliasName, generation: u64, answer: Result<(), RouteError> },
+    Routed { row: Box<RouteRow>, answer: Result<(), RouteError> },
     Regressed { deployment: DeploymentName, why: Arc<str> },
 }
 
@@ -158,6 +158,20 @@ impl From<RecordError> for Ended {
     }
 }
 
+/// Carries out changes of routes in the order in which they were asked for.
+async fn route(
+    mut rows: mpsc::UnboundedReceiver<RouteRow>,
+    actuators: Vec<Arc<dyn RouteActuator>>,
+    controller: mpsc::Sender<Input>,
+) {
+    while let Some(row) = rows.recv().await {
+        let answer = set_on_all(&actuators, &row).await;
+        if controller.send(Input::Routed { row: Box::new(row), answer }).await.is_err() {
+            return;
+        }
+    }
+}
+
 /// One controller, in its task.
 pub struct Controller {
     pub(crate) site: Arc<Site>,
@@ -167,7 +181,13 @@ pub struct Controller {
     pub(crate) hardware_at: Option<Timestamp>,
     pub(crate) known: Known,
     pub(crate) replicas: Vec<ReplicaHandle>,
+    /// How often each name of an instance was given out.
+    pub(crate) used_ids: BTreeMap<String, u32>,
     pub(crate) routes: BTreeMap<AliasName, RouteRow>,
+    /// Changes of routes, carried out one after the other.
+    pub(crate) router: mpsc::UnboundedSender<RouteRow>,
+    /// How many of them are not answered yet: until then nobody knows where those aliases go.
+    pub(crate) routing: usize,
     /// The shift in force: that of the last switch which came to its hour.
     pub(crate) shift: Option<ShiftName>,
     pub(crate) said: Option<Said>,
@@ -212,6 +232,8 @@ impl Controller {
         let (eyes, looking) = Eyes::on(Arc::clone(&parts.launcher));
         let mut tasks = JoinSet::new();
         tasks.spawn(looking);
+        let (router, rows) = mpsc::unbounded_channel();
+        tasks.spawn(route(rows, parts.actuators.clone(), me.clone()));
         let hands = Hands {
             launcher: Arc::clone(&parts.launcher),
             care: Arc::clone(&parts.care),
@@ -228,7 +250,10 @@ impl Controller {
             hardware_at: None,
             known: Known::default(),
             replicas: Vec::new(),
+            used_ids: BTreeMap::new(),
             routes: BTreeMap::new(),
+            router,
+            routing: 0,
             shift: None,
             said: None,
             is_paused: false,
@@ -317,7 +342,7 @@ impl Controller {
                     return Err(error);
                 }
             }
-            Input::Routed { alias, generation, answer } => self.routed(&alias, generation, &answer)?,
+            Input::Routed { row, answer } => self.routed(&row, &answer)?,
             Input::Regressed { deployment, why } => self.regressed(&deployment, &why, now),
         }
         Ok(())

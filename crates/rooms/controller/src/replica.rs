@@ -149,6 +149,8 @@ pub fn drive(
     };
     let (out, snapshot) = watch::channel(first);
     let is_wanted = !matches!(state, State::Absent | State::Stopped);
+    // One that was taken over has been started already: its next start has another name.
+    let starts = u32::from(is_wanted);
     let instance = Instance { generation: Generation(0), clocks, state, is_wanted };
     let driver = Driver {
         base: order.instance.clone(),
@@ -156,7 +158,7 @@ pub fn drive(
         instance,
         hands,
         shared: Arc::new(Shared { out, woken }),
-        starts: 0,
+        starts,
         wakes: None,
         kills: false,
     };

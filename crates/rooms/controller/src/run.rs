@@ -12,12 +12,12 @@ use tidegate_planner::placement::{ReplicaKey, Seat};
 use tidegate_planner::plan::{Change, Departure, End};
 use tidegate_planner::switch::{Alarm, Effect, Event, Member, Mode, New, Old, Outcome, Side, Switch};
 
-use crate::controller::{Controller, Input};
+use crate::controller::Controller;
 use crate::gate::watch::Rules;
 use crate::launcher::Order;
 use crate::records::{Note, RecordError, SwitchRow};
 use crate::replica::{ReplicaHandle, drive};
-use crate::route::{RouteError, RouteRow, RouteTarget, set_on_all};
+use crate::route::{RouteError, RouteRow, RouteTarget};
 
 /// Notes of one switch that are kept; later ones are only logged.
 const NOTES_MAX: usize = 200;
@@ -284,7 +284,10 @@ impl Controller {
     /// Drives a replica that nobody drives yet.
     fn make(&mut self, key: &ReplicaKey, revision: u64, seat: &Seat, state: State, _now: Timestamp) {
         let Some(blueprint) = self.blueprint(&key.deployment, revision) else { return };
-        let id = format!("{}-{}-g{}", key.deployment, key.index, self.generation());
+        let base = format!("{}-{}-g{}", key.deployment, key.index, self.generation());
+        // One that came and went in the same generation had the plain name.
+        let number = self.used_ids.entry(base.clone()).and_modify(|number| *number += 1).or_insert(0);
+        let id = if *number == 0 { base } else { format!("{base}.{number}") };
         let Ok(instance) = tidegate_node::InstanceId::new(&id) else {
             tracing::error!(id, "cannot be the id of an instance");
             return;
@@ -385,43 +388,35 @@ impl Controller {
     fn set_route(&mut self, alias: &AliasName, members: &[Member], now: Timestamp) {
         let Some(run) = &self.run else { return };
         let row = route_row(run, alias, members, now);
-        let (actuators, me) = (self.parts.actuators.clone(), self.me.clone());
-        self.tasks.spawn(async move {
-            let answer = set_on_all(&actuators, &row).await;
-            let routed = Input::Routed { alias: row.alias, generation: row.generation, answer };
-            // Nobody hears it when the controller has ended.
-            let _ = me.send(routed).await;
-        });
+        self.send_route(row);
+    }
+
+    /// Asks for a route, after all that were asked for before.
+    pub(crate) fn send_route(&mut self, row: RouteRow) {
+        self.routing += 1;
+        // Its other end is one of our own tasks.
+        let _ = self.router.send(row);
     }
 
     /// What came of a change of routes.
-    pub(crate) fn routed(
-        &mut self,
-        alias: &AliasName,
-        generation: u64,
-        answer: &Result<(), RouteError>,
-    ) -> Result<(), RecordError> {
-        if let Err(RouteError::Stale { highest }) = answer {
-            if *highest > self.hands.generation.load(Ordering::Acquire) {
-                return Err(RecordError::Stale { highest: *highest });
-            }
+    pub(crate) fn routed(&mut self, row: &RouteRow, answer: &Result<(), RouteError>) -> Result<(), RecordError> {
+        self.routing = self.routing.saturating_sub(1);
+        if let Err(RouteError::Stale { highest }) = answer
+            && *highest > self.hands.generation.load(Ordering::Acquire)
+        {
+            return Err(RecordError::Stale { highest: *highest });
         }
-        let now = self.now();
         if answer.is_ok() {
-            self.watch(alias);
+            // Whichever switch asked for it: that is where the alias goes now.
+            self.routes.insert(row.alias.clone(), row.clone());
+            self.watch(&row.alias);
         }
-        let Some(run) = self.run.as_mut().filter(|run| run.row.generation == generation) else { return Ok(()) };
+        let Some(run) = self.run.as_mut().filter(|run| run.row.generation == row.generation) else { return Ok(()) };
         let what = match answer {
-            Ok(()) => {
-                if let Some(line) = run.switch.lines.get(alias) {
-                    let row = route_row(run, alias, &line.wanted, now);
-                    self.routes.insert(alias.clone(), row);
-                }
-                Event::RouteSet(alias.clone())
-            }
+            Ok(()) => Event::RouteSet(row.alias.clone()),
             Err(error) => {
-                tracing::warn!(%alias, %error, "route not set");
-                Event::RouteRefused(alias.clone())
+                tracing::warn!(alias = %row.alias, %error, "route not set");
+                Event::RouteRefused(row.alias.clone())
             }
         };
         let generation = run.switch.generation;

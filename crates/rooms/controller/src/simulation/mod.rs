@@ -7,6 +7,8 @@
 mod care;
 mod launcher;
 mod routes;
+pub mod story;
+pub mod switches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
