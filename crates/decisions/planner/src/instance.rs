@@ -326,7 +326,7 @@ impl Instance {
     fn want(&mut self, is_wanted: bool, now: Timestamp, out: &mut Vec<Effect>) {
         self.is_wanted |= is_wanted;
         match self.state {
-            State::Absent | State::Stopped => {
+            State::Absent | State::Stopped | State::Failed { attempt: 0, retry_at: None, .. } => {
                 self.state = State::Fetching { attempt: 1 };
                 out.push(Effect::Fetch);
             }
@@ -432,7 +432,9 @@ impl Instance {
         out.push(Effect::Alarm(Arc::clone(&fault)));
         let waits = [RESTART_AFTER].into_iter().chain(RETRY_AFTER);
         let wait = waits.take(ATTEMPTS_MAX as usize).nth(attempt as usize);
-        let retry_at = wait.map(|wait| after(now, wait));
+        // on its way out: nobody waits for it
+        let is_over = attempt == 0 && !self.is_wanted;
+        let retry_at = wait.filter(|_| !is_over).map(|wait| after(now, wait));
         self.state = State::Failed { at: now, fault, attempt, retry_at };
     }
 

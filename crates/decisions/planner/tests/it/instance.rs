@@ -213,3 +213,17 @@ proptest! {
         prop_assert!(ends(instance));
     }
 }
+
+#[test]
+fn one_that_breaks_on_its_way_out_is_not_started_again_by_itself_but_can_be_wanted_again() {
+    use Event::{Drain, Drained, Ended, Fault, Loaded, MemoryFree, Proven, Tick, Verified, Want};
+    let refuses = Fault(Arc::from("refuses to sleep"));
+    let way = [Want, Verified, Loaded, Proven, Drain(Then::Sleep { level: 1 }), Drained, refuses, Ended, MemoryFree];
+    let (replica, _) = run(&way);
+    assert!(matches!(replica.state, State::Failed { retry_at: None, .. }), "{:?}", replica.state);
+    let later = start() + SignedDuration::from_hours(2);
+    let (replica, effects) = step(replica, Tick, later);
+    assert_eq!(effects, [], "its GPUs may be another's");
+    let (replica, _) = step(replica, Want, later);
+    assert_eq!(replica.state, State::Fetching { attempt: 1 });
+}

@@ -131,6 +131,30 @@ fn one_of_three_night_models_fails_and_the_other_two_serve_at_the_hour() {
     assert_eq!((all.route("deepseek").len(), all.route("glm-flash").len(), all.route("qwen").len()), (1, 1, 0));
 }
 
+/// Two aliases on one old engine; by night one of them goes to two engines, of which one needs the old one's GPUs.
+fn site_of_a_shared_alias() -> Site {
+    let both = "---\nkind: Alias\nmetadata: {name: both}\nspec: {shifts: {day: {targets: [{deployment: old}]}, night: {targets: [{deployment: new-a}, {deployment: new-b}]}}}\n";
+    let one = "---\nkind: Alias\nmetadata: {name: one}\nspec: {shifts: {day: {targets: [{deployment: old}]}, night: {targets: [{deployment: new-a}]}}}\n";
+    let deployments = ["old", "new-a", "new-b"].map(|name| deployment(name, 4, ""));
+    let times = schedule(&["old"], &["new-a", "new-b"], ", gap: {allowed: 1h}");
+    fleet(&[node(""), deployments.concat(), both.to_owned(), one.to_owned(), times].concat())
+}
+
+#[test]
+fn l19_a_new_model_does_not_wait_for_ever_for_gpus_of_an_old_one_whose_alias_is_served_by_another() {
+    let plan = plan_at_22(&site_of_a_shared_alias());
+    let displaced: Vec<_> = plan.changes.iter().flat_map(|change| &change.displaces).collect();
+    assert_eq!(displaced, [&name("old")], "{plan:#?}");
+    let mut story = Story::new(plan, &[]);
+    for minutes in [-15, 0, 1, 20, 40] {
+        story.at(minutes, Event::Tick);
+    }
+    assert_eq!((story.route("both"), story.route("one").len()), (vec!["new-a".to_owned(), "new-b".to_owned()], 1));
+    assert_eq!(story.switch.outcome, Some(Outcome::Complete));
+    let emptied = Effect::SetRoute(AliasName::from("both"), Vec::new());
+    assert!(!story.said.contains(&emptied), "somebody served it all the time");
+}
+
 #[test]
 fn a_late_success_switches_at_once() {
     let plan = plan_at_22(&golden_15(true, ""));
