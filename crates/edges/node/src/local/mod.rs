@@ -59,6 +59,8 @@ const MEASURE_EVERY: Duration = Duration::from_secs(5);
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// How long an engine without a record has to end.
 const UNKNOWN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a minder may take to be met when a state folder is opened.
+const MEET_WITHIN: Duration = Duration::from_secs(5);
 /// Longest patience: a day.
 const PATIENCE_MAX: Duration = Duration::from_secs(86_400);
 
@@ -190,6 +192,7 @@ impl LocalNode {
         for (id, folder) in found.broken {
             shared.end_unknown(id, folder);
         }
+        shared.meet_all().await;
         let own = Arc::clone(&shared);
         shared.spawn(async move { own.measure_for_ever().await });
         if let Some(hands) = shared.settings.models.clone() {
@@ -293,6 +296,15 @@ impl Shared {
         if is_alive {
             tracing::info!(instance = %id, "going on with an instance that was started before");
             Self::watch(self, id, None, None);
+        }
+    }
+
+    /// Waits until every minder has been met, within bounds: what is reported then is how it is.
+    async fn meet_all(&self) {
+        let alive = |entry: &Entry| entry.is_alive().then(|| entry.met.subscribe());
+        let all: Vec<_> = self.table.lock().values().filter_map(alive).collect();
+        for mut met in all {
+            drop(timeout(MEET_WITHIN, met.wait_for(|met| *met)).await);
         }
     }
 

@@ -194,7 +194,7 @@ impl Shared {
         self.sweep(folder, &record.instance, &record.cage).await;
         self.unbook(&record.instance);
         let removed = fs::remove_dir_all(folder.path());
-        if let Err(error) = removed.and(record.cage.remove()) {
+        if let Err(error) = removed.and_then(|()| record.cage.remove()) {
             tracing::warn!(instance = %record.instance, %error, "a start that failed left a folder behind");
         }
     }

@@ -85,13 +85,22 @@ pub(crate) struct Entry {
     pub(crate) minding: Option<Minding>,
     /// The time that it was given to end.
     pub(crate) stop: watch::Sender<Option<Duration>>,
+    /// Whether its minder has been met, or found gone.
+    pub(crate) met: watch::Sender<bool>,
     /// Keeps its model from being evicted.
     pub(crate) model: Option<HeldModel>,
 }
 
 impl Entry {
     pub(crate) fn new(folder: InstanceFolder, record: Record) -> Self {
-        Self { folder, record, minding: None, stop: watch::Sender::new(None), model: None }
+        Self {
+            folder,
+            record,
+            minding: None,
+            stop: watch::Sender::new(None),
+            met: watch::Sender::new(false),
+            model: None,
+        }
     }
 
     pub(crate) const fn is_alive(&self) -> bool {

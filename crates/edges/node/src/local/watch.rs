@@ -82,7 +82,7 @@ impl Shared {
         mut stop: watch::Receiver<Option<Duration>>,
         tail: &mut Tail,
     ) {
-        let Some(mut stream) = connect(folder).await else { return };
+        let Some(mut stream) = connect(folder).await else { return self.met(id) };
         if let Ok(Some(minding)) = files::read::<Minding>(&folder.minding()) {
             let _: Result<(), _> = self.with(id, |entry| entry.minding = Some(minding));
         }
@@ -91,6 +91,7 @@ impl Shared {
             None => "orphan never\n".to_owned(),
         };
         let mut told = stream.write_all(orphan.as_bytes()).await;
+        self.met(id);
         let mut every = interval(LOG_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         stop.mark_changed();
@@ -108,6 +109,10 @@ impl Shared {
                 _ = every.tick() => self.look_at_log(id, tail),
             }
         }
+    }
+
+    fn met(&self, id: &InstanceId) {
+        let _: Result<bool, _> = self.with(id, |entry| entry.met.send_replace(true));
     }
 
     /// Looks for marks in what the log has got since the last look, and keeps it within bounds.

@@ -107,9 +107,9 @@ fn spawn(folder: &InstanceFolder, launch: &Launch) -> io::Result<(Pid, Proc)> {
     command.args(&launch.lead).arg("--enter").arg(folder.path());
     command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
     let engine = Pid::from_child(&command.spawn()?);
-    let proc = Proc::of(engine.as_raw_nonzero().get());
     // It may have ended already; nobody else has its number until it is collected.
-    Ok((engine, proc.unwrap_or(Proc { pid: engine.as_raw_nonzero().get(), start: 0 })))
+    let ended = Proc { pid: engine.as_raw_nonzero().get(), start: 0 };
+    Ok((engine, Proc::of(ended.pid).unwrap_or(ended)))
 }
 
 async fn due(at: Option<Instant>) {

@@ -20,6 +20,9 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 #[derive(Debug)]
 pub struct Library(nvml_wrapper::Nvml);
 
+/// A GPU by index, or why it cannot be asked.
+type Found<'a> = (u32, Result<Device<'a>, NvmlError>);
+
 impl Library {
     /// Loads the driver's library.
     ///
@@ -29,7 +32,7 @@ impl Library {
         nvml_wrapper::Nvml::builder().lib_path(OsStr::new(LIBRARY)).init().map(Self).map_err(fault)
     }
 
-    fn devices(&self) -> Result<Vec<(u32, Result<Device<'_>, NvmlError>)>, NvmlFault> {
+    fn devices(&self) -> Result<Vec<Found<'_>>, NvmlFault> {
         let count = self.0.device_count().map_err(fault)?;
         Ok((0..count).map(|index| (index, self.0.device_by_index(index))).collect())
     }
@@ -47,7 +50,7 @@ impl Nvml for Library {
     fn gpus(&self) -> Result<Vec<NvmlGpu>, NvmlFault> {
         let devices = self.devices()?;
         let usable = || devices.iter().filter_map(|(index, device)| Some((*index, device.as_ref().ok()?)));
-        let gpu = |(index, device): &(u32, Result<Device<'_>, NvmlError>)| {
+        let gpu = |(index, device): &Found<'_>| {
             let device = device.as_ref().ok();
             NvmlGpu {
                 index: *index,

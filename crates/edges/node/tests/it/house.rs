@@ -87,7 +87,7 @@ pub(crate) fn order(instance: &str, script: &str) -> StartOrder {
         numa: None,
         memory_max_bytes: None,
         cpu_milli: None,
-        ports: (20_000, 29_999),
+        ports: (24_000, 29_999),
         host: [127, 0, 0, 1].into(),
         marks: Vec::new(),
     }

@@ -159,7 +159,7 @@ async fn an_engine_that_finds_its_port_taken_gets_the_next_one() {
     let file = |name: &str| house.path().join(name).display().to_string();
     wish.command.env = [("STATE".to_owned(), file("state")), ("ALIVE".to_owned(), file("alive"))].into();
     // The first port of the range stops binding as soon as the engine has been given it.
-    let first = free_pair().await;
+    let first = free_pair(20_000);
     wish.ports = (first, first + 1);
     let started = node.start(1, wish).await.unwrap();
     assert_eq!(started.port, Some(first));
@@ -170,10 +170,10 @@ async fn an_engine_that_finds_its_port_taken_gets_the_next_one() {
     close(node).await;
 }
 
-/// Two neighbouring ports that bind.
-async fn free_pair() -> u16 {
+/// Two neighbouring ports that bind, each test from a number of its own on.
+fn free_pair(from: u16) -> u16 {
     let binds = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    (30_000..60_000).step_by(2).find(|port| binds(*port) && binds(port + 1)).unwrap()
+    (from..from + 2_000).step_by(2).find(|port| binds(*port) && binds(port + 1)).unwrap()
 }
 
 /// The engine was seen listening, so its report is there, or will be as soon as the minder has told of it.
@@ -188,7 +188,7 @@ async fn ports_are_booked_until_the_end_and_none_left_is_a_fault() {
     let house = House::new();
     let node = house.open().await;
     let mut alive = Alive::new(&house, "alive");
-    let first = free_pair().await;
+    let first = free_pair(22_000);
     let wish = |name: &str| {
         let mut wish = order(name, "echo {{host}}:{{port}} >&3\nexec sleep 1000");
         wish.ports = (first, first);
