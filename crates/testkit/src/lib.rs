@@ -19,6 +19,7 @@ pub mod s3;
 
 pub use fake::{
     FakeEngine, Fault, Finish, Pace, Recorded, Refusal, Script, Shape, ToolCall, UsageRow, fake_engine_program,
+    workspace_program,
 };
 pub use kubernetes::{Conduct, Failure, KubeApi, Kubelet, NodePlan};
 pub use real::{RealKubernetes, RealS3, S3Options, S3Server};

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-pub use program::fake_engine_program;
+pub use program::{fake_engine_program, workspace_program};
 pub use refusal::Refusal;
 pub use script::{Fault, Pace, Script, Shape, ToolCall};
 pub use wire::Recorded;

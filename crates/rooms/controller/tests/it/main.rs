@@ -4,6 +4,7 @@ mod conformance;
 mod gate;
 mod phases;
 mod pods;
+mod processes;
 mod restart;
 mod stage;
 mod switch;
