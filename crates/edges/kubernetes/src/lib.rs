@@ -31,6 +31,8 @@ macro_rules! racing {
 
 mod access;
 mod fault;
+#[cfg(test)]
+mod hostile;
 mod lease;
 mod names;
 mod order;

@@ -96,6 +96,8 @@ pub(crate) struct PodFacts {
     pub(crate) ip: Option<String>,
     pub(crate) is_leader: bool,
     pub(crate) is_running: bool,
+    /// Whether it is over: its owner makes another one, again and again.
+    pub(crate) is_over: bool,
     pub(crate) is_ready: bool,
     pub(crate) pool: Option<String>,
     pub(crate) trouble: Option<Trouble>,
@@ -121,6 +123,7 @@ impl PodFacts {
             ip: status.and_then(|status| status.pod_ip.clone()),
             is_leader: label(meta, WORKER_INDEX).is_none_or(|index| index == "0"),
             is_running: containers().next().is_some() && containers().all(|one| running(one).is_some()),
+            is_over: status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))),
             is_ready: condition("Ready").is_some(),
             pool: label(meta, MODEL).map(str::to_owned),
             trouble: trouble::of_pod(pod),

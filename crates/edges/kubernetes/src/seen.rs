@@ -147,8 +147,10 @@ fn phase(object: &Object, pods: &[&PodFacts], notice: Option<&Trouble>) -> Phase
 }
 
 fn broken(object: &Object, pods: &[&PodFacts]) -> Option<Trouble> {
-    if let Some(trouble) = pods.iter().filter_map(|pod| pod.trouble.as_ref()).find(|trouble| trouble.code.is_final()) {
-        return Some(trouble.clone());
+    let ended = |pod: &&&PodFacts| pod.is_over || pod.trouble.as_ref().is_some_and(|trouble| trouble.code.is_final());
+    if let Some(pod) = pods.iter().find(ended) {
+        let other = || Trouble::new(TroubleCode::Exited, "its container ended");
+        return Some(pod.trouble.clone().unwrap_or_else(other));
     }
     let own: BTreeSet<&str> = object.marks.pods.as_ref()?.split(',').collect();
     let there: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();

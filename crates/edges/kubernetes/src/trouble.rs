@@ -185,11 +185,11 @@ pub(crate) fn of_pod(pod: &Pod) -> Option<Trouble> {
         _ if reason.starts_with("OutOf") => Some(TroubleCode::AdmissionRefused),
         _ => None,
     };
-    if let Some(code) = by_reason {
-        return Some(Trouble::new(code, if message.is_empty() { reason } else { message }));
-    }
+    let by_reason = by_reason.map(|code| Trouble::new(code, if message.is_empty() { reason } else { message }));
     let containers = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
-    if let Some(trouble) = containers.filter_map(of_container).min_by_key(|trouble| !trouble.code.is_final()) {
+    // what is final comes first, whoever says it
+    let all = by_reason.into_iter().chain(containers.filter_map(of_container));
+    if let Some(trouble) = all.min_by_key(|trouble| !trouble.code.is_final()) {
         return Some(trouble);
     }
     if is_failed {
