@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Usage(Usage),
     /// Say which shift is in force: with a Schedule a switch, as `switch now --to`; else read when the process starts.
     Shift(Shift),
+    /// Who changed what, when: keys, shifts, switches by hand, released GPUs.
+    Audit(Audit),
     /// Which models are loaded when: switch now, hold, pause, resume, abort, rollback, status, ls.
     Switch(Switch),
     /// GPUs that were not proven free.
@@ -341,6 +343,16 @@ pub(crate) enum ShiftVerb {
 pub(crate) struct ShiftSet {
     /// The shift's name.
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+}
+
+/// `tidegate audit`.
+#[derive(Debug, Args)]
+pub(crate) struct Audit {
+    /// The last so many rows.
+    #[arg(long, default_value_t = tidegate_console::AUDIT_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub(crate) limit: u32,
     #[command(flatten)]
     pub(crate) reach: Reach,
 }

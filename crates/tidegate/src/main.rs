@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         Command::Key(args) => verbs::key(&args),
         Command::Usage(args) => verbs::usage(&args),
         Command::Shift(args) => verbs::shift(&args),
+        Command::Audit(args) => verbs::audit(&args),
         Command::Switch(args) => switch::switch(&args),
         Command::Gpu(args) => switch::gpu(&args),
         Command::Status(args) => verbs::status(&args),

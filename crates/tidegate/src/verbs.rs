@@ -6,12 +6,12 @@ use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
 use http::Method;
 use serde_json::Value;
-use tidegate_console::{CreateKey, CreatedKey, KeyView, RotateKey, SetShift, UsageQueryText};
+use tidegate_console::{AuditAnswer, CreateKey, CreatedKey, KeyView, RotateKey, SetShift, UsageQueryText};
 use tidegate_core::{Limits, Unix};
 use tidegate_store::store::Bucket;
 
 use crate::admin_client::ask;
-use crate::cli::{By, Key, KeyCreate, KeyVerb, Per, Reach, Shift, ShiftVerb, Status, Usage};
+use crate::cli::{Audit, By, Key, KeyCreate, KeyVerb, Per, Reach, Shift, ShiftVerb, Status, Usage};
 use crate::terminal;
 
 /// `tidegate key`.
@@ -202,6 +202,28 @@ pub(crate) fn shift(args: &Shift) -> anyhow::Result<ExitCode> {
         None => {
             format!("shift {} is in force from the next start of `tidegate up` on", set["name"].as_str().unwrap_or(""))
         }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `tidegate audit`.
+pub(crate) fn audit(args: &Audit) -> anyhow::Result<ExitCode> {
+    let path = format!("/admin/v1/audit?limit={}", args.limit);
+    let answer: AuditAnswer = ask(&args.reach, Method::GET, &path, "")?;
+    show(&args.reach, &answer.rows, |rows| {
+        let mut table = table(&["number", "when", "who", "action", "subject", "detail"]);
+        for row in rows {
+            let detail = if row.detail == "{}" { "" } else { &row.detail };
+            table.add_row([
+                row.seq.to_string(),
+                minute(row.at),
+                row.who.clone(),
+                row.action.clone(),
+                row.subject.clone(),
+                detail.to_owned(),
+            ]);
+        }
+        table.to_string()
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,11 +7,13 @@
 //! the socket's      POST /admin/v1/keys          GET /admin/v1/keys
 //! owner             POST /admin/v1/keys/{id}/rotate   POST /admin/v1/keys/{id}/revoke
 //!                   GET  /admin/v1/usage         PUT /admin/v1/shift
+//!                   GET  /admin/v1/audit
 //!                   GET  /admin/v1/lifecycle     POST /admin/v1/lifecycle/{verb}
 //! ```
 //!
 //! The command line uses the same router, also without a running process: there is one way to do each thing.
 
+mod audit;
 mod auth;
 mod keys;
 pub mod lifecycle;
@@ -29,6 +31,7 @@ use axum::routing::{get, post, put};
 use tidegate_identity::SharedKeyring;
 use tidegate_store::Store;
 
+pub use audit::{AUDIT_DEFAULT, AuditAnswer};
 pub use auth::Trust;
 pub use keys::{CreateKey, CreatedKey, GRACE_MAX, KeyView, LIFETIME_MAX, RotateKey, load_keyring};
 pub use panel::{Panel, Readiness, Soon};
@@ -60,6 +63,7 @@ impl Console {
             .route("/admin/v1/keys/{id}/rotate", post(keys::rotate))
             .route("/admin/v1/keys/{id}/revoke", post(keys::revoke))
             .route("/admin/v1/usage", get(usage::usage))
+            .route("/admin/v1/audit", get(audit::audit))
             .merge(lifecycle::router())
             .fallback(problem::unknown_path)
             .method_not_allowed_fallback(problem::wrong_method)

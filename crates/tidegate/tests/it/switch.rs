@@ -381,6 +381,12 @@ fn without_a_process_the_store_says_what_the_last_switch_did_and_takes_what_make
     assert!(text.contains("the next one is told: night"), "{text}");
     assert_eq!(gate.verb_json(&["switch", "status"])["said"]["verb"], "hold");
     assert!(gate.verb(&["switch", "resume"]).status.success());
+    let audit = String::from_utf8(gate.verb(&["audit", "--limit", "2"]).stdout).unwrap();
+    assert!(
+        audit.contains("lifecycle.hold") && audit.contains("lifecycle.resume") && audit.contains("owner"),
+        "{audit}"
+    );
+    assert!(!audit.contains("lifecycle.pause"), "the last two: {audit}");
     assert_eq!(gate.verb_json(&["switch", "status"])["said"], Value::Null);
 }
 

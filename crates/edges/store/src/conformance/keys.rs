@@ -234,6 +234,8 @@ pub async fn every_change_of_a_key_leaves_an_audit_row(bench: &impl Bench) -> Re
     );
     assert!(rows.iter().all(|row| !row.detail.contains("mac")));
     assert_eq!(store.audit(2, 1).await?, rows[2..3]);
+    assert_eq!(store.audit_last(2).await?, rows[2..]);
+    assert_eq!(store.audit_last(u32::MAX).await?, rows);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Who changed what, when. Rows are added in the transaction of the change and never changed or deleted: the
 //! database itself refuses.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use tidegate_core::Unix;
@@ -19,7 +19,7 @@ pub struct By<'a> {
 }
 
 /// One audit row.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditRow {
     /// Its number: without gaps, oldest first.
     pub seq: u64,
@@ -68,16 +68,27 @@ impl Store {
             .bind(limit.min(PAGE_MAX))
             .fetch_all(&self.reader)
             .await?;
-        let read = |row: &SqliteRow| {
-            Ok(AuditRow {
-                seq: row.try_get::<i64, _>(0)?.unsigned_abs(),
-                at: Unix::from_ms(row.try_get(1)?),
-                who: row.try_get(2)?,
-                action: row.try_get(3)?,
-                subject: row.try_get(4)?,
-                detail: row.try_get(5)?,
-            })
-        };
         rows.iter().map(read).collect()
     }
+
+    /// The last audit rows, oldest first, at most `limit` (1,000 at most).
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn audit_last(&self, limit: u32) -> Result<Vec<AuditRow>, StoreError> {
+        let sql = "SELECT seq, at_ms, who, action, subject, detail FROM audit ORDER BY seq DESC LIMIT ?1";
+        let rows = sqlx::query(sql).bind(limit.min(PAGE_MAX)).fetch_all(&self.reader).await?;
+        rows.iter().rev().map(read).collect()
+    }
+}
+
+fn read(row: &SqliteRow) -> Result<AuditRow, StoreError> {
+    Ok(AuditRow {
+        seq: row.try_get::<i64, _>(0)?.unsigned_abs(),
+        at: Unix::from_ms(row.try_get(1)?),
+        who: row.try_get(2)?,
+        action: row.try_get(3)?,
+        subject: row.try_get(4)?,
+        detail: row.try_get(5)?,
+    })
 }

@@ -152,6 +152,27 @@ async fn every_verb_reaches_the_controller_and_the_audit_log_says_who() {
 }
 
 #[tokio::test]
+async fn the_audit_log_is_read_from_its_end_or_from_a_number_on() {
+    let (desk, _) = desk(Process::default()).await;
+    for verb in ["pause", "resume", "abort"] {
+        desk.ask("POST", &format!("{PATH}/{verb}"), "").await;
+    }
+    let actions = async |query: &str| {
+        let page = desk.ask("GET", &format!("/admin/v1/audit{query}"), "").await.json();
+        page["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["action"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(actions("").await, ["lifecycle.pause", "lifecycle.resume", "lifecycle.abort"]);
+    assert_eq!(actions("?limit=1").await, ["lifecycle.abort"]);
+    assert_eq!(actions("?after=1&limit=1").await, ["lifecycle.resume"]);
+    assert_eq!(desk.ask("GET", "/admin/v1/audit?since=1", "").await.status, 400);
+}
+
+#[tokio::test]
 async fn what_makes_no_sense_is_refused_before_anybody_is_asked() {
     let (desk, process) = desk(Process::default()).await;
     let long = "x".repeat(1_001);
