@@ -9,12 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tidegate_config::site::DeploymentKind;
-use tokio::time::Instant;
 
 use crate::attempt::{self, AttemptEnd};
 use crate::client::{ClientError, Head, Pool, Response};
 use crate::dialect::Dialect;
-use crate::launch::{Exit, Process};
 
 /// Deadline of a whole probe. A queued token waits its turn behind running ones.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -62,17 +60,6 @@ impl NotReady {
     }
 }
 
-/// Why an engine that was started did not become ready.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotStarted {
-    /// It ended; its log says why.
-    #[error("ended while starting: {0}")]
-    Ended(Exit),
-    /// Its time is over, or it is the wrong one.
-    #[error("not ready: {0}")]
-    NotReady(#[from] NotReady),
-}
-
 /// One deployment's engine, as a probe asks it.
 #[derive(Clone, Debug)]
 pub struct Probe {
@@ -104,39 +91,6 @@ impl Probe {
             Ok(ready)
         };
         tokio::time::timeout(deadline, probe).await.unwrap_or(Err(NotReady::Timeout(deadline)))
-    }
-
-    /// Probes an engine of ours until it is ready, for as long as it lives and `within` lasts. A closed port and 503
-    /// mean booting as long as the process lives (E12).
-    ///
-    /// # Errors
-    /// [`NotStarted`].
-    pub async fn until_ready(
-        &self,
-        process: &mut Process,
-        pool: &Arc<Pool>,
-        within: Duration,
-    ) -> Result<Ready, NotStarted> {
-        let end = Instant::now() + within;
-        loop {
-            let left = end.saturating_duration_since(Instant::now()).min(DEADLINE);
-            let probed = tokio::select! {
-                biased;
-                exit = process.exited() => return Err(NotStarted::Ended(exit)),
-                probed = self.run_within(pool, left) => probed,
-            };
-            match probed {
-                Ok(ready) => return Ok(ready),
-                Err(wrong @ NotReady::OtherModel { .. }) => return Err(wrong.into()),
-                Err(not_yet) if Instant::now() >= end => return Err(not_yet.into()),
-                Err(_) => {}
-            }
-            tokio::select! {
-                biased;
-                exit = process.exited() => return Err(NotStarted::Ended(exit)),
-                () = tokio::time::sleep(BOOTING_EVERY) => {}
-            }
-        }
     }
 
     /// Names and context.

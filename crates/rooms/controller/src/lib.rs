@@ -1,29 +1,28 @@
-//! Brings replicas up, proves them, watches them, stops them.
+//! What is loaded where and when: the only one who decides it, and nobody on the way of a request.
 //!
 //! ```text
-//! Site --members()--> wanted --Fleet::apply()--> one supervisor per replica (task)
-//!                                                  │  model here (if ours) -> start -> probe until a token came -> Serving
-//!                                                  │  scrape every 5 s; the process ended or is silent -> Failing
-//!                                                  └─ stop: Draining -> bookings gone -> process ended -> Stopped
+//! controller: one task, one turn after the other                                     controller.rs
+//!   cycle: what should be loaded, what is, and the plan between them                  cycle.rs, planner
+//!   run: a switch under way, its effects carried out, what is seen fed back           run.rs
+//!     replica: one replica driven by its machine                                     replica.rs
+//!       launcher: processes through nodes, or Kubernetes      sight: what it sees    launcher/, sight.rs
+//!       care: engines over HTTP: load, gate, watchdog, sleep                          care.rs, engines.rs, gate/
+//!     route: where aliases go, told to every kind of gate                            route/
+//!   records: what the next controller has to know                                    records/
+//! externals: engines that somebody else runs are proven and watched, never started   externals.rs
 //! ```
-//!
-//! A replica that both the old and the new documents want, in the same way, stays as it is over a reload. The timetable
-//! and GPU placement will decide what is wanted; supervision stays what it is.
 
 mod attempts;
 pub mod care;
-mod compiled;
 pub mod controller;
 mod cycle;
 pub mod engines;
 pub mod externals;
-mod fleet;
 mod folders;
 pub mod gate;
 pub mod launcher;
 pub mod leader;
 mod measuring;
-mod member;
 pub mod phases;
 pub mod records;
 pub mod replica;
@@ -33,9 +32,6 @@ pub mod sight;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 pub mod status;
-mod supervise;
 pub mod verbs;
 
-pub use fleet::{Backends, Fleet, FleetSettings, ReadSecret, ReplicaStatus};
 pub use folders::{CompiledFor, ModelFolder, ModelFolders};
-pub use member::MemberError;

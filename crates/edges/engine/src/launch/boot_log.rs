@@ -3,14 +3,8 @@
 //! The last line of a failed vLLM is of no use ("Engine core initialization failed. See root cause above"): the cause
 //! is the *first* traceback, written by another of its processes, sometimes a minute earlier.
 
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::path::Path;
-
 use crate::dialect::Dialect;
 
-/// Bytes of a log that are searched from the start of a boot on. A recorded failure has 27 KB.
-pub const BOOT_LOG_MAX: u64 = 4 * 1024 * 1024;
 /// Bytes of a cause that is shown.
 pub const CAUSE_MAX: usize = 512;
 
@@ -86,19 +80,6 @@ impl Dialect {
             Self::LlamaCpp => &[("loading model", "load"), ("model loaded", "serve")],
         }
     }
-}
-
-/// The log from a boot's start on, at most [`BOOT_LOG_MAX`] bytes of it. `from` is how long the file was before:
-/// [`super::Process::log_start`].
-///
-/// # Errors
-/// When the file cannot be read.
-pub fn boot_log(path: &Path, from: u64) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(from))?;
-    let mut text = Vec::new();
-    file.take(BOOT_LOG_MAX).read_to_end(&mut text)?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Why a boot failed: the exception of the first traceback, else the first line that says "error", else the last line.

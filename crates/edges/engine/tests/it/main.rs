@@ -5,7 +5,6 @@ mod client;
 mod command;
 mod faults;
 mod fixtures;
-mod launch;
 mod memory;
 mod probe;
 mod real;

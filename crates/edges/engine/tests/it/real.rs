@@ -1,12 +1,12 @@
-//! llama.cpp's own server with a real model: started, asked, and stopped by us.
+//! llama.cpp's own server with a real model, started as our command line says, and asked.
 //!
 //! Needs Python 3.10 and, on the first run, a package index: `tools/real/llamacpp/install.sh` is run for its folder.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -14,14 +14,12 @@ use tempfile::TempDir;
 use tidegate_config::site::DeploymentKind;
 use tidegate_core::Case;
 use tidegate_engine::client::{Endpoint, Head, Pool, PoolSettings, Response};
-use tidegate_engine::launch::{CommandLine, EngineSpec, Process, lowest_free};
-use tidegate_engine::probe::{Probe, Ready};
+use tidegate_engine::launch::{CommandLine, EngineSpec};
+use tidegate_engine::probe::{BOOTING_EVERY, NotReady, Probe, Ready};
 use tidegate_engine::{AttemptEnd, Dialect, attempt, scrape};
 use tidegate_wire::sse::{Flavour, Stream, StreamOptions, UsageAsked};
 
 use crate::command::{deployment, engine};
-
-const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().unwrap()
@@ -29,13 +27,21 @@ fn root() -> PathBuf {
 
 /// The folder with `python` and `model.gguf`.
 fn install() -> PathBuf {
-    let output = std::process::Command::new(root().join("tools/real/llamacpp/install.sh")).output().unwrap();
+    let output = Command::new(root().join("tools/real/llamacpp/install.sh")).output().unwrap();
     assert!(output.status.success(), "llama.cpp's server is needed: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().into()
 }
 
+impl Drop for Real {
+    fn drop(&mut self) {
+        // Also when a test has failed; one that has ended is fine.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 struct Real {
-    process: Process,
+    process: Child,
     pool: Arc<Pool>,
     probe: Probe,
     log: PathBuf,
@@ -43,8 +49,7 @@ struct Real {
 }
 
 impl Real {
-    /// `ports` are this test's own: the engine shares a port that is taken instead of failing.
-    fn start(kind: DeploymentKind, instance: &str, ports: std::ops::RangeInclusive<u16>) -> Self {
+    fn start(kind: DeploymentKind) -> Self {
         let installed = install();
         let folder = TempDir::new().unwrap();
         let wrapper = root().join("tools/llama_server.py");
@@ -57,7 +62,7 @@ impl Real {
         deployment.kind = kind;
         deployment.served_name = "small".into();
         deployment.profile.capacity = Some(2);
-        let port = lowest_free(ports, &BTreeSet::new(), HOST).unwrap();
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let command = CommandLine::render(&EngineSpec {
             dialect: Dialect::LlamaCpp,
             engine: Some(&engine),
@@ -69,17 +74,30 @@ impl Real {
             may_sleep: false,
         });
         let log = folder.path().join("engine.log");
-        let minder = [env!("CARGO_BIN_EXE_engine-minder").into()];
-        let process = Process::start(&minder, instance, &command, &log).unwrap();
+        let process = Command::new(&command.program)
+            .args(&command.args)
+            .envs(command.env.iter().map(|(name, value)| (&**name, &**value)))
+            .stdin(Stdio::null())
+            .stdout(File::create(&log).unwrap())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let endpoint = Endpoint::parse(&format!("http://127.0.0.1:{port}"), None, None).unwrap();
         let probe = Probe { dialect: Dialect::LlamaCpp, kind, served_name: "small".into() };
         Self { process, pool: Pool::new(endpoint, PoolSettings::default()), probe, log, _folder: folder }
     }
 
     async fn ready(&mut self) -> Ready {
-        let within = Duration::from_secs(120);
-        let ready = self.probe.until_ready(&mut self.process, &self.pool, within).await;
-        ready.unwrap_or_else(|error| panic!("{error}: {}", std::fs::read_to_string(&self.log).unwrap_or_default()))
+        loop {
+            let log = || std::fs::read_to_string(&self.log).unwrap_or_default();
+            match self.probe.run(&self.pool).await {
+                Ok(ready) => return ready,
+                Err(NotReady::Booting(_)) if self.process.try_wait().unwrap().is_none() => {
+                    tokio::time::sleep(BOOTING_EVERY).await;
+                }
+                Err(error) => panic!("{error}: {}", log()),
+            }
+        }
     }
 
     async fn post(&self, path: &str, body: Value) -> Response {
@@ -94,7 +112,8 @@ impl Real {
     }
 
     async fn stop(mut self) {
-        self.process.stop(Duration::from_secs(30)).await;
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
         let error = self.pool.send(Head::get("/health"), Bytes::new()).await.unwrap_err();
         assert!(error.before_response(), "its port is closed: {error}");
     }
@@ -111,7 +130,7 @@ fn question(more: Value) -> Value {
 
 #[tokio::test]
 async fn a_real_engine_is_started_asked_and_stopped() {
-    let mut real = Real::start(DeploymentKind::Llm, "real-llm", 20_000..=20_099);
+    let mut real = Real::start(DeploymentKind::Llm);
     let ready = real.ready().await;
     assert_eq!(ready, Ready { context_tokens: Some(2_048), slots: Some(2) }, "what the deployment asked for");
 
@@ -152,19 +171,10 @@ async fn a_real_engine_is_started_asked_and_stopped() {
 
 #[tokio::test]
 async fn a_real_engine_embeds() {
-    let mut real = Real::start(DeploymentKind::Embedding, "real-embedding", 20_100..=20_199);
+    let mut real = Real::start(DeploymentKind::Embedding);
     real.ready().await;
     let answer = real.post("/v1/embeddings", json!({"model": "small", "input": ["a", "b"]})).await;
     let answer: Value = serde_json::from_slice(&answer.body.collect(1 << 20).await.unwrap()).unwrap();
     assert_eq!(answer["data"][1]["embedding"].as_array().unwrap().len(), 576);
     real.stop().await;
-}
-
-#[tokio::test]
-async fn an_engine_that_cannot_load_its_model_is_an_end_and_not_a_wait() {
-    let mut real = Real::start(DeploymentKind::Llm, "real-broken", 20_200..=20_299);
-    // Before it can have read its model.
-    let stopped = real.process.stop(Duration::from_secs(30)).await;
-    let not_started = real.probe.until_ready(&mut real.process, &real.pool, Duration::from_secs(60)).await;
-    assert_eq!(not_started.unwrap_err(), tidegate_engine::probe::NotStarted::Ended(stopped));
 }
