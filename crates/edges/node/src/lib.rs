@@ -34,7 +34,7 @@ pub use facts::{Facts, GpuFacts, GpuState};
 pub use fault::NodeError;
 pub use guard::GuardChoice;
 pub use id::{BadInstanceId, GpuUuid, INSTANCE_ID_MAX, InstanceId};
-pub use local::{Driver, LocalNode, LocalNodeSettings, OnExit};
+pub use local::{Driver, LocalNode, LocalNodeSettings, OnExit, check};
 pub use log::LogBounds;
 pub use machine::Machine;
 pub use order::{Command, Keep, LogMark, ModelAt, ModelFile, ModelOrder, ModelUse, StartOrder};

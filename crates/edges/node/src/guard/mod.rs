@@ -137,6 +137,13 @@ impl Guard {
         &self.facts
     }
 
+    /// Removes our own folders, as far as no instance is in them.
+    pub(crate) fn tidy(&self) {
+        for group in self.v2.iter().map(|v2| &v2.group).chain(self.v1.iter().map(|v1| &v1.group)) {
+            let _: io::Result<()> = fs::remove_dir(group);
+        }
+    }
+
     /// Makes the folders of an instance, with its limits.
     pub(crate) fn cage(&self, instance: &InstanceId, limits: &Limits) -> io::Result<Cage> {
         let mut folders = Vec::new();

@@ -330,5 +330,7 @@ fn measure_one(entry: &mut Entry, look: &GpuLook, owners: &Owners) {
 
 /// A process, for people.
 fn named(pid: u32) -> String {
-    process::name_of(pid).map_or_else(|| format!("pid {pid}"), |name| format!("{name} (pid {pid})"))
+    let named = process::name_of(pid).map_or_else(|| format!("pid {pid}"), |name| format!("{name} (pid {pid})"));
+    let mark = i32::try_from(pid).ok().and_then(process::Mark::of);
+    mark.map_or_else(|| named.clone(), |mark| format!("instance {} of another node: {named}", mark.instance))
 }

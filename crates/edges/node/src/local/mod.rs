@@ -225,9 +225,26 @@ impl LocalNode {
         }
         let mut tasks = std::mem::take(&mut *self.shared.tasks.lock());
         tasks.shutdown().await;
+        self.shared.guard.tidy();
         // Whoever opens the folder next may do so now.
         drop(self.shared.lock.lock().take());
     }
+}
+
+/// What a node on this machine would have, guarantee and see, without being one: for a look before, or beside, the one that
+/// runs. Nothing is started and nothing is kept.
+///
+/// # Errors
+/// When no temporary folder can be made.
+pub async fn check(mut settings: LocalNodeSettings) -> Result<Facts, NodeError> {
+    let folder = std::env::temp_dir().join(format!("tidegate-check-{}", std::process::id()));
+    settings.folder.clone_from(&folder);
+    settings.models = None;
+    let node = LocalNode::open(settings).await?;
+    let facts = node.shared.facts().await;
+    node.close(OnExit::Leave).await;
+    fs::remove_dir_all(&folder).map_err(|error| NodeError::io("cannot remove the folder of a check", error))?;
+    Ok(facts)
 }
 
 fn lock(path: &Path) -> io::Result<Lock> {

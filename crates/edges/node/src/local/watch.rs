@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use super::Shared;
 use super::start::Filled;
@@ -28,6 +28,8 @@ const LOG_EVERY: Duration = Duration::from_millis(500);
 const LOG_LOOK_MAX: u32 = 1024 * 1024;
 /// How often a minder that does not answer yet, or has not ended yet, is tried again.
 const MINDER_EVERY: Duration = Duration::from_millis(20);
+/// How long after the time that an engine was given its minder has to be gone.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How often processes that do not die are killed again.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 /// How long after its start an engine may find its port taken and be given the next one.
@@ -54,7 +56,10 @@ impl Shared {
         let Ok((folder, stop)) = self.with(id, |entry| (entry.folder.clone(), entry.stop.subscribe())) else { return };
         let mut tail = Tail::default();
         for attempt in 1.. {
-            self.follow(id, &folder, stop.clone(), &mut tail).await;
+            if self.follow(id, &folder, stop.clone(), &mut tail).await == Followed::Silent {
+                let cage = self.with(id, |entry| entry.record.cage.clone()).unwrap_or_default();
+                self.sweep(&folder, id, &cage).await;
+            }
             if let Some(mut child) = child.take() {
                 // Collected, so that its number is free.
                 drop(child.wait().await);
@@ -74,15 +79,18 @@ impl Shared {
         }
     }
 
-    /// Stays connected until the minder is gone.
+    /// Stays connected until the minder is gone, or does not do what it was told.
     async fn follow(
         &self,
         id: &InstanceId,
         folder: &InstanceFolder,
         mut stop: watch::Receiver<Option<Duration>>,
         tail: &mut Tail,
-    ) {
-        let Some(mut stream) = connect(folder).await else { return self.met(id) };
+    ) -> Followed {
+        let Some(mut stream) = connect(folder).await else {
+            self.met(id);
+            return Followed::Gone;
+        };
         if let Ok(Some(minding)) = files::read::<Minding>(&folder.minding()) {
             let _: Result<(), _> = self.with(id, |entry| entry.minding = Some(minding));
         }
@@ -96,19 +104,24 @@ impl Shared {
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         stop.mark_changed();
         let mut byte = [0];
+        let mut deadline: Option<Instant> = None;
         while told.is_ok() {
             tokio::select! {
                 // It says nothing: what comes is its end.
-                _ = stream.read(&mut byte) => return,
+                _ = stream.read(&mut byte) => return Followed::Gone,
                 Ok(()) = stop.changed() => {
                     let patience = *stop.borrow_and_update();
                     if let Some(patience) = patience {
+                        let by = Instant::now().checked_add(patience + SILENT_AFTER);
+                        deadline = [deadline, by].into_iter().flatten().min();
                         told = stream.write_all(format!("stop {}\n", patience.as_millis()).as_bytes()).await;
                     }
                 }
+                () = at(deadline) => return Followed::Silent,
                 _ = every.tick() => self.look_at_log(id, tail),
             }
         }
+        Followed::Gone
     }
 
     fn met(&self, id: &InstanceId) {
@@ -262,6 +275,22 @@ impl Shared {
             }
             Some(exit) => Some(said().map_or_else(|| exit.to_string(), |said| format!("{exit}: {said}"))),
         }
+    }
+}
+
+/// How following a minder ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Followed {
+    /// It is gone.
+    Gone,
+    /// It was told to end its tree, and did not in time: it may be stopped or wedged.
+    Silent,
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -75,6 +75,8 @@ async fn an_engine_without_gpus_sees_none_and_one_without_a_numa_node_is_unbound
     let maps = fs::read_to_string(format!("/proc/{}/numa_maps", pid(&report))).unwrap();
     assert!(maps.lines().all(|line| line.split(' ').nth(1) == Some("default")), "{maps}");
     kill(&node, &id("a-0-g1")).await;
+    alive.ended().await;
+    let mut alive = Alive::new(&house, "alive-2");
     // A NUMA node that the machine does not have binds nothing.
     let mut wish = order("b-0-g1", "echo \"[${CUDA_VISIBLE_DEVICES-unset}]\" >&3\nexec sleep 1000");
     wish.numa = Some(63);

@@ -217,3 +217,58 @@ async fn a_signal_to_the_minder_ends_the_engine_and_a_ctrl_c_does_not_reach_it()
     alive.ended().await;
     close(node).await;
 }
+
+#[tokio::test]
+async fn a_minder_that_hangs_does_not_keep_its_engine() {
+    let (house, node) = house(GuardChoice::Best).await;
+    let mut alive = Alive::new(&house, "alive");
+    alive.start(&node, order("a-0-g1", &format!("{DAEMONS}exec sleep 1000"))).await;
+    three_workers(&mut alive).await;
+    signal("-STOP", minder(&house, "a-0-g1"));
+    node.stop(1, &id("a-0-g1"), Duration::ZERO).await.unwrap();
+    ended(&node, &id("a-0-g1")).await;
+    alive.ended().await;
+    close(node).await;
+}
+
+#[tokio::test]
+async fn limits_are_in_force_where_the_machine_can_hold_them() {
+    let (house, node) = house(GuardChoice::Best).await;
+    let mut alive = Alive::new(&house, "alive");
+    let mut wish = order("a-0-g1", "echo ready >&3\nexec sleep 1000");
+    (wish.memory_max_bytes, wish.cpu_milli) = (Some(256 << 20), Some(500));
+    let (report, _) = alive.start(&node, wish).await;
+    let own = std::fs::read_to_string(format!("/proc/{}/cgroup", pid(&report))).unwrap();
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let read = |controller: &str, v1: &str, v2: &str| {
+        let is_it = |line: &&str| line.split(':').nth(1).unwrap().split(',').any(|name| name == controller);
+        let line = own.lines().find(is_it).or_else(|| own.lines().find(|line| line.starts_with("0::"))).unwrap();
+        let (is_v2, path) = (line.starts_with("0::"), line.splitn(3, ':').nth(2).unwrap());
+        let is_mount = |line: &&str| {
+            let kind = line.split(' ').nth(2).unwrap();
+            if is_v2 {
+                kind == "cgroup2"
+            } else {
+                kind == "cgroup" && line.split([' ', ',']).any(|word| word == controller)
+            }
+        };
+        let point = mounts.lines().find(is_mount).unwrap().split(' ').nth(1).unwrap();
+        std::fs::read_to_string(format!("{point}{path}/{}", if is_v2 { v2 } else { v1 })).unwrap().trim().to_owned()
+    };
+    assert_eq!(read("memory", "memory.limit_in_bytes", "memory.max"), (256 << 20).to_string());
+    let cpu = read("cpu", "cpu.cfs_quota_us", "cpu.max");
+    assert!(cpu == "50000" || cpu == "50000 100000", "half of a period: {cpu}");
+    close(node).await;
+}
+
+#[tokio::test]
+async fn a_check_says_what_is_in_force_and_leaves_nothing() {
+    let house = House::new();
+    let node = house.open().await;
+    let checked = tidegate_node::check(house.settings.clone()).await.unwrap();
+    let own = node.facts().await.unwrap();
+    assert_eq!((checked.guard, checked.numa, checked.source), (own.guard, own.numa, own.source));
+    let left = std::env::temp_dir().join(format!("tidegate-check-{}", std::process::id()));
+    assert!(!left.exists());
+    close(node).await;
+}

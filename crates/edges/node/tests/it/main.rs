@@ -7,4 +7,5 @@ mod golden;
 mod guard;
 mod house;
 mod memory;
+mod models;
 mod processes;
