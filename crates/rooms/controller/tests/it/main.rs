@@ -1,10 +1,12 @@
 //! The controller in a simulated world, in virtual time.
 
+mod at_the_hour;
 mod conformance;
 mod gate;
 mod phases;
 mod pods;
 mod processes;
+mod random;
 mod restart;
 mod stage;
 mod switch;

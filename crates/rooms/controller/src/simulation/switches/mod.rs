@@ -47,6 +47,8 @@ const BEGIN: &str = "2026-12-01T21:20:00Z";
 const LOADED: u64 = 20 * 60;
 const TROUBLES: u64 = 35 * 60;
 const REST: u64 = 35 * 60;
+/// The last of three attempts begins 21 minutes after the first has failed.
+const TRIES: u64 = 60 * 60;
 const BACK: u64 = 30 * 60;
 
 /// How one random switch went.
@@ -60,6 +62,8 @@ pub struct Told {
     pub refused_in_gap: u64,
     /// Requests to aliases that had not appeared yet.
     pub refused_before: u64,
+    /// Requests to aliases whose way back, after a failure that is named, needs room first.
+    pub refused_on_the_way_back: u64,
     /// Requests that were refused because the only engine of their alias broke.
     pub refused_broken: u64,
     /// Times that the controller was killed.
@@ -87,6 +91,8 @@ struct Play {
     second: u64,
     /// Deployments with an engine that broke.
     broken: BTreeSet<String>,
+    /// Whether one of them will do so again.
+    broken_for_good: bool,
     /// Aliases that may be refused, until they answer: why.
     excused: BTreeMap<String, Excuse>,
     /// Since when an alias has had nobody.
@@ -105,6 +111,7 @@ enum Excuse {
     Gap,
     NotYet,
     Broken,
+    Failed,
 }
 
 #[derive(Clone, Debug)]
@@ -149,6 +156,7 @@ pub async fn play(seed: u64) -> Told {
         leases: Vec::new(),
         second: 0,
         broken: BTreeSet::new(),
+        broken_for_good: false,
         excused: BTreeMap::new(),
         down_since: BTreeMap::new(),
         outages: BTreeMap::new(),
@@ -199,43 +207,18 @@ impl Play {
             self.pass().await;
             self.ask().await;
         }
-        self.rests("after the switch").await;
+        self.comes_to_rest().await;
+        self.rests("after the switch");
         self.mend().await;
         for _ in 0..BACK {
             self.pass().await;
             self.ask().await;
         }
-        self.is_back().await;
+        self.is_back();
         let cut = self.world.cut();
         let is_ours = |id: &str| !self.broken.iter().any(|name| id.starts_with(&format!("{name}-")));
         let cut: Vec<String> = cut.iter().map(ToString::to_string).filter(|id| is_ours(id)).collect();
         cut.into_iter().for_each(|id| self.violated(format!("requests on {id} were cut")));
-        if std::env::var("DBG").is_ok() {
-            eprintln!(
-                "{}\n{:#?}",
-                self.drawn.text,
-                self.records
-                    .switches()
-                    .into_iter()
-                    .map(|row| (
-                        row.number,
-                        row.generation,
-                        row.outcome,
-                        row.why,
-                        row.notes
-                            .iter()
-                            .map(|n| format!("{} {} {} {}", n.at, n.code, n.about, n.text))
-                            .collect::<Vec<_>>(),
-                        row.plan.routes.iter().map(|r| format!("{r:?}")).collect::<Vec<_>>(),
-                        row.plan.departures.len()
-                    ))
-                    .collect::<Vec<_>>()
-            );
-            for s in self.records.steps() {
-                eprintln!("{s:?}");
-            }
-            eprintln!("{:#?}", self.handle.status().failures);
-        }
         self.emptied();
         self.world.wrongs().into_iter().for_each(|wrong| self.violated(wrong));
         // the last one is told to end, as a process is
@@ -275,8 +258,10 @@ impl Play {
         let _ = self.handle.say(verb, "simulation").await;
     }
 
+    /// Requests are those of a gate in the same process: they end with it.
     async fn kill(&mut self) {
         self.tasks.shutdown().await;
+        self.leases.clear();
         let (handle, end) = start(&self.site, &self.world, &self.records, &mut self.tasks);
         (self.handle, self.end) = (handle, Some(end));
         self.told.kills += 1;
@@ -289,6 +274,7 @@ impl Play {
             Trouble::Temper(name, temper) => {
                 self.world.temper(&name, temper);
                 if temper.breaks_in_service {
+                    self.broken_for_good = true;
                     self.broken.insert(name);
                 }
             }
@@ -348,6 +334,11 @@ impl Play {
 
     /// Aliases that may be refused by the plan that is carried out.
     fn announce(&mut self, row: &SwitchRow, now: Timestamp) {
+        if !row.failed.is_empty() || row.mode == Mode::Aborts {
+            for route in &row.plan.routes {
+                self.excused.entry(route.alias.to_string()).or_insert(Excuse::Failed);
+            }
+        }
         let is_over = |route: &&Route| now >= route.gap_from && route.gap > Duration::ZERO;
         for route in row.plan.routes.iter().filter(is_over) {
             self.excused.insert(route.alias.to_string(), Excuse::Gap);
@@ -368,6 +359,7 @@ impl Play {
             Some(Excuse::Gap) => self.told.refused_in_gap += 1,
             Some(Excuse::NotYet) => self.told.refused_before += 1,
             Some(Excuse::Broken) => self.told.refused_broken += 1,
+            Some(Excuse::Failed) => self.told.refused_on_the_way_back += 1,
             None => {
                 let to = route.map(|row| row.targets);
                 let planned = self.records.switches().pop().map(|row| {
@@ -384,9 +376,32 @@ impl Play {
         }
     }
 
-    /// The switch is over, and whoever should serve does or is named.
-    async fn rests(&mut self, when: &str) {
+    /// Whether nothing is under way.
+    fn is_at_rest(&self) -> bool {
         let status = self.handle.status();
+        let rests = |state: &str| matches!(state, "serving" | "asleep" | "quarantined" | "failed");
+        status.switch.is_none() && status.replicas.iter().all(|replica| rests(replica.state))
+    }
+
+    /// Failed deployments are tried again for a while.
+    async fn comes_to_rest(&mut self) {
+        for _ in 0..TRIES {
+            if self.is_at_rest() {
+                break;
+            }
+            self.pass().await;
+            self.ask().await;
+        }
+    }
+
+    /// The switch is over, and whoever should serve does or is named.
+    fn rests(&mut self, when: &str) {
+        let status = self.handle.status();
+        // one that breaks again and again is started again and again
+        let is_restless = self.broken_for_good && when == "after the switch";
+        if is_restless {
+            return;
+        }
         if let Some(switch) = &status.switch {
             let (new, old) = (&switch.new, &switch.old);
             self.violated(format!(
@@ -477,8 +492,8 @@ impl Play {
     }
 
     /// The whole day set serves, and nothing else is there.
-    async fn is_back(&mut self) {
-        self.rests("when all is mended").await;
+    fn is_back(&mut self) {
+        self.rests("when all is mended");
         let status = self.handle.status();
         for (alias, by_day, _) in self.drawn.aliases.clone() {
             if by_day && self.world.ask(&alias).is_none() {
