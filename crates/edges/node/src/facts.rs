@@ -37,7 +37,7 @@ pub struct Facts {
 /// Something that a person should look at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Whether it forbids starts on the node.
+    /// Whether it forbids starts on the node's GPUs.
     pub is_error: bool,
     /// What is wrong.
     pub what: String,

@@ -263,6 +263,9 @@ impl Shared {
 
     /// Finds every GPU of an order free for it, and says what was in use before.
     pub(crate) fn found_free(&self, order: &StartOrder, seen: &Seen) -> Result<BTreeMap<u32, Measured>, NodeError> {
+        if let (Some(problem), false) = (seen.inventory.problems.iter().find(|p| p.is_error), order.gpus.is_empty()) {
+            return Err(NodeError::bad(format!("nothing is started on its gpus: {}", problem.what)));
+        }
         let facts = self.gpu_facts(seen);
         let mut before = BTreeMap::new();
         for index in &order.gpus {

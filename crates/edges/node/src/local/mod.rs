@@ -13,13 +13,12 @@ mod events;
 mod fence;
 mod gpus;
 mod prove;
+mod settings;
 mod start;
 mod table;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::mem::{Discriminant, discriminant};
@@ -29,7 +28,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tidegate_config::site::Node as Document;
 use tokio::sync::{RwLock, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
@@ -38,20 +36,20 @@ use self::events::Events;
 use self::fence::Fence;
 pub use self::gpus::Driver;
 use self::gpus::Gpus;
+pub use self::settings::{LocalNodeSettings, OnExit};
 use self::table::{Entry, read_all};
 use crate::facts::{FactSource, Facts, Problem, ProofKind};
 use crate::fault::NodeError;
 use crate::files::{self, Lock};
-use crate::guard::{Guard, GuardChoice};
+use crate::guard::Guard;
 use crate::id::InstanceId;
 use crate::instance_folder::InstanceFolder;
-use crate::log::{self, LogBounds};
-use crate::machine::Machine;
+use crate::log;
 use crate::minder::LEFTOVER_PATIENCE;
 use crate::order::{Keep, ModelAt, ModelOrder, StartOrder};
 use crate::process::{self, Mark};
 use crate::report::{Event, Happened, InstanceReport, LogPart, ModelReport, ModelState, Proof, ProvenBy};
-use crate::seam::{CauseOf, ModelHands, Node};
+use crate::seam::{ModelHands, Node};
 
 /// How often what lives on the GPUs is measured.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
@@ -63,71 +61,6 @@ const UNKNOWN_PATIENCE: Duration = Duration::from_secs(10);
 const MEET_WITHIN: Duration = Duration::from_secs(5);
 /// Longest patience: a day.
 const PATIENCE_MAX: Duration = Duration::from_secs(86_400);
-
-/// What a node is made of.
-#[derive(Clone)]
-pub struct LocalNodeSettings {
-    /// Its name in the documents.
-    pub name: String,
-    /// The state folder; `instances/` and `node/` are made in it.
-    pub folder: PathBuf,
-    /// The program and the words that lead to [`crate::minder::main`].
-    pub minder: Vec<OsString>,
-    /// Which guarantees may be used.
-    pub guard: GuardChoice,
-    /// The GPU driver.
-    pub driver: Driver,
-    /// The node's document, if it has one.
-    pub document: Option<Document>,
-    /// Where the kernel shows the machine.
-    pub machine: Machine,
-    /// How long an engine goes on when no process of ours is connected; `None`: for ever.
-    pub orphan_after: Option<Duration>,
-    /// The model cache; `None`: models of this machine's own folders only.
-    pub models: Option<Arc<dyn ModelHands>>,
-    /// Finds the reason in a log.
-    pub cause: CauseOf,
-    /// How much of a log is kept.
-    pub log: LogBounds,
-}
-
-impl LocalNodeSettings {
-    /// The usual settings: the best guarantee, the driver's library, engines that go on without us.
-    #[must_use]
-    pub fn new(name: impl Into<String>, folder: PathBuf, minder: Vec<OsString>) -> Self {
-        Self {
-            name: name.into(),
-            folder,
-            minder,
-            guard: GuardChoice::Best,
-            driver: Driver::Load,
-            document: None,
-            machine: Machine::default(),
-            orphan_after: None,
-            models: None,
-            cause: Arc::new(|log| log.lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())),
-            log: LogBounds::default(),
-        }
-    }
-}
-
-impl fmt::Debug for LocalNodeSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalNodeSettings")
-            .field("name", &self.name)
-            .field("folder", &self.folder)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What becomes of the engines when this process ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnExit {
-    /// They go on; whoever opens the state folder next finds them.
-    Leave,
-    /// They are ended, each within this time.
-    Stop(Duration),
-}
 
 /// This machine as a node.
 #[derive(Debug)]

@@ -236,6 +236,7 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(instance = %id, %error, "it cannot be started on another port");
                 self.sweep(folder, id, &record.cage).await;
+                drop(record.cage.remove());
                 None
             }
         }
@@ -268,8 +269,7 @@ impl Shared {
         let log = log::part(&entry.folder.log(), entry.record.log_from, CAUSE_LOG_MAX).map(|part| part.text);
         let said = || (self.settings.cause)(&log.unwrap_or_default());
         match ending.exit {
-            None if has_rebooted(&entry.folder) => Some("the machine was booted anew".to_owned()),
-            None => Some("its minder was killed; whoever was left of it was ended".to_owned()),
+            None => Some(unseen_end(&entry.folder).to_owned()),
             Some(exit @ (Exit::Signal(9) | Exit::Code(KILLED_CODE))) => {
                 Some(format!("killed ({exit}): by somebody, or by the kernel for want of host memory; see dmesg"))
             }
@@ -294,10 +294,13 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// Whether the machine was booted since it was started.
-fn has_rebooted(folder: &InstanceFolder) -> bool {
-    let minding = files::read::<Minding>(&folder.minding()).ok().flatten();
-    minding.is_some_and(|minding| minding.boot_id != process::boot_id())
+/// Why nobody saw how it ended.
+fn unseen_end(folder: &InstanceFolder) -> &'static str {
+    match files::read::<Minding>(&folder.minding()) {
+        Ok(Some(minding)) if minding.boot_id != process::boot_id() => "the machine was booted anew",
+        Ok(Some(_)) => "its minder was killed; whoever was left of it was ended",
+        Ok(None) | Err(_) => "its start was cut short; whoever was left of it was ended",
+    }
 }
 
 /// Connects to the minder: one that is being started listens soon. `None`: there is none.

@@ -274,3 +274,36 @@ async fn without_a_driver_the_processes_are_the_proof() {
     assert_eq!(node.prove(1, &id("a-0-g1")).await.unwrap(), Proof::Free { by: ProvenBy::Processes });
     close(node).await;
 }
+
+#[tokio::test]
+async fn nothing_is_started_on_gpus_that_differ_from_their_document() {
+    let (mut house, _driver) = House::with(Scripted::h200());
+    house.settings.document = Some(document(141_000_000_000));
+    let node = house.open().await;
+    let problems = node.facts().await.unwrap().problems;
+    assert_eq!(problems[0].hint.as_deref(), Some("write 141GiB"));
+    let refused = node.start(1, waiting("a-0-g1", &[0])).await.unwrap_err();
+    assert!(refused.to_string().contains("more than 3 % off"), "{refused}");
+    node.start(1, waiting("b-0-g1", &[])).await.unwrap();
+    close(node).await;
+    house.settings.document = Some(document(141 << 30));
+    let node = house.open().await;
+    node.start(1, waiting("a-0-g1", &[0])).await.unwrap();
+    close(node).await;
+}
+
+fn document(memory_bytes: u64) -> tidegate_config::site::Node {
+    tidegate_config::site::Node {
+        address: None,
+        facts: tidegate_config::site::GpuFacts::Nvml,
+        gpu_count: 1,
+        gpu_product: Some("H200".into()),
+        gpu_memory_bytes: Some(memory_bytes),
+        host_memory_bytes: None,
+        gpu_sharing: tidegate_config::site::GpuSharing::Plugin,
+        numa: Vec::new(),
+        groups: Vec::new(),
+        launcher: None,
+        engine_ports: None,
+    }
+}

@@ -232,3 +232,23 @@ async fn a_controller_that_was_replaced_is_refused_after_a_restart_too() {
     assert_eq!(code(&node.stop(6, &id("zz"), LONG).await.unwrap_err()), "unknown_instance");
     close(node).await;
 }
+
+#[tokio::test]
+async fn a_talkative_engine_does_not_fill_the_disk_and_its_first_lines_stay() {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut house = House::new();
+    house.settings.log = tidegate_node::LogBounds { head_bytes: 64 << 10, tail_bytes: 64 << 10 };
+    let node = house.open().await;
+    let script = "echo first line; head -c 4194304 /dev/zero | tr '\\0' x; echo; echo last line";
+    node.start(1, order("a-0-g1", script)).await.unwrap();
+    let report = ended(&node, &id("a-0-g1")).await;
+    assert!(report.log_bytes > 4 << 20);
+    let on_disk = std::fs::metadata(house.instance("a-0-g1").join("log")).unwrap().blocks() * 512;
+    assert!(on_disk <= 160 << 10, "{on_disk} bytes");
+    assert!(node.log(&id("a-0-g1"), 0, 64).await.unwrap().text.starts_with("first line\n"));
+    let end = node.log(&id("a-0-g1"), report.log_bytes - 10, 64).await.unwrap();
+    assert_eq!((end.text.as_str(), end.next), ("last line\n", report.log_bytes));
+    let middle = node.log(&id("a-0-g1"), 1 << 20, 64).await.unwrap();
+    assert_eq!(middle.from, (report.log_bytes - (64 << 10)) / 4096 * 4096, "what is no longer kept is passed over");
+    close(node).await;
+}
