@@ -7,7 +7,6 @@
 mod care;
 mod launcher;
 mod routes;
-pub mod story;
 pub mod switches;
 
 use std::collections::{BTreeMap, BTreeSet};

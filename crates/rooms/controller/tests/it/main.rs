@@ -6,7 +6,6 @@ mod gate;
 mod phases;
 mod pods;
 mod processes;
-mod random;
 mod restart;
 mod stage;
 mod switch;

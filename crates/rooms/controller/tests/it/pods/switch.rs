@@ -11,6 +11,7 @@ use tidegate_controller::controller::{Controller, ControllerHandle, Ended, Parts
 use tidegate_controller::engines::Engines;
 use tidegate_controller::launcher::Launcher;
 use tidegate_controller::records::MemoryRecords;
+use tidegate_controller::replica::Clock;
 use tidegate_controller::route::{HttpRouteSettings, HttpRoutes, NoGates, OwnTable};
 use tidegate_controller::status::Status;
 use tidegate_controller::verbs::Verb;
@@ -59,9 +60,10 @@ struct Play {
     stand: Stand,
     day: FakeEngine,
     night: FakeEngine,
+    records: Arc<MemoryRecords>,
+    clock: Clock,
     handle: ControllerHandle,
-    _end: tokio::sync::oneshot::Sender<()>,
-    _controller: JoinHandle<Ended>,
+    controller: JoinHandle<Ended>,
     _gateway: tokio::task::JoinSet<()>,
 }
 
@@ -88,30 +90,46 @@ async fn play(name: &'static str, test: u8, night: &str) -> Play {
     let path = format!("/apis/gateway.networking.k8s.io/v1/namespaces/{name}/httproutes");
     stand.api.create(&path, &route).await.unwrap();
     let gateway = super::route::gateway(&stand, "none");
+    // noon, whatever the hour is here: the schedule starts nothing by itself
+    let noon: jiff::Timestamp = "2026-12-01T12:00:00Z".parse().unwrap();
+    let begun = std::time::Instant::now();
+    let clock: Clock = Arc::new(move || noon + jiff::SignedDuration::try_from(begun.elapsed()).unwrap());
     let records = Arc::new(MemoryRecords::default());
+    let launcher: Arc<dyn Launcher> = Arc::clone(&stand.launcher) as Arc<_>;
+    let (handle, controller) = control(&stand, launcher, &records, &clock);
+    Play { stand, day, night, records, clock, handle, controller, _gateway: gateway }
+}
+
+/// A controller at work.
+fn control(
+    stand: &Stand,
+    launcher: Arc<dyn Launcher>,
+    records: &Arc<MemoryRecords>,
+    clock: &Clock,
+) -> (ControllerHandle, JoinHandle<Ended>) {
     let aliases = BTreeSet::from([AliasName::from("big")]);
     let routes = HttpRoutes::new(stand.cluster.clone(), HttpRouteSettings { aliases, ..HttpRouteSettings::default() });
-    let launcher: Arc<dyn Launcher> = Arc::clone(&stand.launcher) as Arc<_>;
+    let table = OwnTable::new(Arc::<MemoryRecords>::clone(records), Arc::new(NoGates));
     let parts = Parts {
-        records: Arc::<MemoryRecords>::clone(&records),
-        actuators: vec![Arc::new(OwnTable::new(records, Arc::new(NoGates))), Arc::new(routes)],
+        records: Arc::<MemoryRecords>::clone(records),
+        actuators: vec![Arc::new(table), Arc::new(routes)],
         launcher,
         care: Arc::new(Engines { cores: 1, connect: Duration::from_secs(2) }),
         counts: None,
     };
-    // noon, whatever the hour is here: the schedule starts nothing by itself
-    let noon: jiff::Timestamp = "2026-12-01T12:00:00Z".parse().unwrap();
-    let begun = std::time::Instant::now();
-    let clock = Arc::new(move || noon + jiff::SignedDuration::try_from(begun.elapsed()).unwrap());
-    let (controller, handle) = Controller::new(Arc::clone(&stand.site), parts, clock);
-    let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    let controller = tokio::spawn(controller.run(async {
-        let _ = ended.await;
-    }));
-    Play { stand, day, night, handle, _end: end, _controller: controller, _gateway: gateway }
+    let (controller, handle) = Controller::new(Arc::clone(&stand.site), parts, Arc::clone(clock));
+    (handle, tokio::spawn(controller.run(std::future::pending())))
 }
 
 impl Play {
+    /// Ends the controller as a kill does, and starts another with another view of the cluster.
+    async fn kill_and_restart(&mut self) {
+        self.controller.abort();
+        let _ = (&mut self.controller).await;
+        let launcher: Arc<dyn Launcher> = Arc::new(self.stand.restarted());
+        (self.handle, self.controller) = control(&self.stand, launcher, &self.records, &self.clock);
+    }
+
     async fn until(&self, what: &str, found: impl Fn(&Status) -> bool) -> Arc<Status> {
         let mut statuses = self.handle.statuses();
         let waited = async {
@@ -205,4 +223,36 @@ async fn in_place_of_a_night_that_says_nothing_sensible_the_day_is_loaded_again(
     let is_day = |_: &str, route: &Value| route["spec"]["rules"][0]["backendRefs"][0]["name"] == "day-1";
     tokio::time::timeout(PATIENCE, play.stand.api.until(path, is_day)).await.expect("the day is back").unwrap();
     assert!(play.pods().await.contains(&pair("day-1", "day-1")));
+}
+
+#[tokio::test]
+async fn a_controller_that_is_killed_in_every_state_of_every_replica_goes_on_and_finishes() {
+    for (name, test, night) in [("killed-spare", 5, "b"), ("killed-replace", 6, "a")] {
+        let mut play = play(name, test, night).await;
+        play.over("day").await;
+        play.handle.say(Verb::Now { to: ShiftName::from("night"), until: None }, "test").await.unwrap();
+        let mut met = BTreeSet::new();
+        let until = tokio::time::Instant::now() + 2 * PATIENCE;
+        loop {
+            let mut statuses = play.handle.statuses();
+            let status = Arc::clone(&statuses.borrow_and_update());
+            let is_done =
+                status.switch.is_none() && status.last.as_ref().is_some_and(|last| last.to.as_str() == "night");
+            if is_done && status.replicas.len() == 1 {
+                break;
+            }
+            assert!(tokio::time::Instant::now() < until, "after kills in {met:?}: {status:#?}");
+            let now = status.replicas.iter().map(|replica| (replica.deployment.to_string(), replica.state));
+            let new: Vec<_> = now.filter(|seen| !met.contains(seen)).collect();
+            if new.is_empty() {
+                let _ = tokio::time::timeout(Duration::from_secs(1), statuses.changed()).await;
+            } else {
+                met.extend(new);
+                play.kill_and_restart().await;
+            }
+        }
+        assert!(met.len() >= 5, "{met:?}");
+        assert_eq!(play.backend().await, "night-1");
+        assert_eq!(play.pods().await, [pair("night-1", "night-1")]);
+    }
 }
