@@ -1,19 +1,19 @@
 //! First room: a request has exactly one reading, and we decide it; what has two readings is refused.
 //!
-//! hyper lets some things through that intermediaries read differently (measured, attack cases A01–A10): several
+//! A parser alone lets some things through that intermediaries read differently (attack cases A01–A10): several
 //! transfer codings, several hosts, a host that is not a host, a target whose authority differs. Those end here, before
 //! a credential is looked at, with a closed connection. Nothing of the caller's framing, path or host is passed on: the
 //! upstream request is built anew from parsed values.
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Uri, Version, header};
-use hyper::body::Incoming;
 use tidegate_core::{Case, Fault};
+
+use crate::caller_body::CallerBody;
 
 /// Longest request target in bytes.
 pub(crate) const URI_BYTES_MAX: usize = 8 * 1024;
-/// Header lines of one request. Ours and not hyper's: it knows no lower bound than its own 100 without clearing an
-/// array of that size for each request.
+/// Header lines of one request.
 pub const HEADERS_MAX: usize = 64;
 /// Bytes of all header names and values together.
 pub(crate) const HEADER_BYTES_MAX: usize = 32 * 1024;
@@ -24,14 +24,14 @@ pub(crate) const REQUEST_ID_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) parts: Parts,
-    pub(crate) body: Incoming,
+    pub(crate) body: CallerBody,
 }
 
 /// Checks the head.
 ///
 /// # Errors
 /// 400 for two readings, 414 and 431 for size. The caller of this function closes the connection.
-pub(crate) fn accept(request: Request<Incoming>) -> Result<Inbound, Fault> {
+pub(crate) fn accept(request: Request<CallerBody>) -> Result<Inbound, Fault> {
     let (parts, body) = request.into_parts();
     check_size(&parts)?;
     check_framing(&parts)?;

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use http::{HeaderMap, header};
-use hyper::body::Incoming;
 use jiff::tz::TimeZone;
 use tidegate_core::{AliasName, Case, Dimension, Fault, Unix};
 use tidegate_engine::dialect::Serves;
@@ -22,6 +21,7 @@ use tidegate_wire::request::{self, Facts};
 
 use crate::accept::{self, Inbound};
 use crate::account::Tail;
+use crate::caller_body::CallerBody;
 use crate::catalogue::{AliasView, Catalogue};
 use crate::core::Core;
 use crate::multipart::{self, Upload};
@@ -219,7 +219,7 @@ fn header_model(headers: &HeaderMap) -> Result<Option<String>, Fault> {
 }
 
 /// Reads a JSON body.
-async fn json(core: &Rc<Core>, body: Incoming, max: u64) -> Result<Document, Fault> {
+async fn json(core: &Rc<Core>, body: CallerBody, max: u64) -> Result<Document, Fault> {
     let bytes = read_body(core, body, max).await?;
     Document::parse(bytes)
         .map_err(|error| Fault::new(Case::JsonParse).saying(format!("the body is not valid JSON: {error}")))

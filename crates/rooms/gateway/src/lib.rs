@@ -10,12 +10,15 @@ mod answer;
 mod authenticate;
 mod authorise;
 mod body;
+mod caller_body;
 pub mod catalogue;
 mod collect;
 mod core;
 mod count;
 mod deadline;
 mod hold;
+#[doc(hidden)]
+pub mod http1;
 pub mod local;
 pub mod metrics;
 mod models;

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hyper_util::rt::TokioIo;
 use tidegate_store::Journal;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -47,7 +46,7 @@ impl LocalGate {
     {
         let (core, drain) = (Rc::clone(&self.core), self.drain.subscribe());
         let peer = Peer::now(peer);
-        self.tasks.spawn_local(server::speak(core, TokioIo::new(stream), peer, h2, drain));
+        self.tasks.spawn_local(server::speak(core, stream, peer, h2, drain));
     }
 
     /// Finishes what runs and takes nothing new.

@@ -10,15 +10,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use http_body::Frame;
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use tidegate_core::{Case, Fault, Monotonic};
 use tidegate_wire::multipart::{Form, Step};
 use tidegate_wire::request;
 
+use crate::caller_body::CallerBody;
 use crate::core::Core;
 use crate::deadline::{Deadline, Elapsed};
-use crate::read_body::{allowed, broke_off};
+use crate::read_body::allowed;
 
 /// A form whose head was read; the rest is still with the caller.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ pub(crate) struct Upload {
 #[derive(Debug)]
 struct Rest {
     form: Form,
-    body: Incoming,
+    body: CallerBody,
     announced: Option<u64>,
     received: u64,
     max: u64,
@@ -98,7 +97,7 @@ impl std::fmt::Display for Broken {
 pub(crate) async fn begin(
     core: &Rc<Core>,
     headers: &HeaderMap,
-    mut body: Incoming,
+    mut body: CallerBody,
     max: u64,
     header_model: Result<Option<String>, Fault>,
 ) -> Result<Upload, Fault> {
@@ -110,11 +109,10 @@ pub(crate) async fn begin(
     let mut received = 0_u64;
     let mut step = Step::More;
     while step == Step::More {
-        let data = match deadline.bound(body.frame()).await {
+        let data = match deadline.bound(body.data()).await {
             Err(Elapsed) => return Err(Fault::new(Case::SlowBody)),
             Ok(None) => return Err(Fault::new(Case::Framing).saying("the form has no end")),
-            Ok(Some(Err(error))) => return Err(broke_off(&error)),
-            Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+            Ok(Some(data)) => data?,
         };
         received += data.len() as u64;
         if received > max {
@@ -196,16 +194,16 @@ impl http_body::Body for Passage {
         if let Some(head) = this.head.take() {
             return Poll::Ready(Some(Ok(Frame::data(head))));
         }
-        let frame = match Pin::new(&mut this.rest.body).poll_frame(context) {
+        let data = match this.rest.body.poll_data(context) {
             Poll::Pending => {
                 this.rest.wait();
                 ready!(this.rest.deadline.poll(context).map(|Elapsed| ()));
                 return Poll::Ready(Some(Err(this.refuse(Fault::new(Case::SlowBody)))));
             }
-            Poll::Ready(frame) => frame,
+            Poll::Ready(data) => data,
         };
         this.rest.waited_enough();
-        Poll::Ready(match frame {
+        Poll::Ready(match data {
             None => match this.rest.form.end() {
                 Ok(()) => {
                     this.verdict.0.replace(Found::Whole);
@@ -213,9 +211,8 @@ impl http_body::Body for Passage {
                 }
                 Err(fault) => Some(Err(this.refuse(fault))),
             },
-            Some(Err(error)) => Some(Err(this.refuse(broke_off(&error)))),
-            Some(Ok(frame)) => {
-                let data = frame.into_data().unwrap_or_default();
+            Some(Err(fault)) => Some(Err(this.refuse(fault))),
+            Some(Ok(data)) => {
                 Some(this.rest.pass(&data).map_err(|fault| this.refuse(fault)).map(|()| Frame::data(data)))
             }
         })

@@ -1,10 +1,8 @@
 //! The request path: eight rooms, in order. Each is the file of its name and consumes the proof of the one before.
 
-use std::convert::Infallible;
 use std::rc::Rc;
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tidegate_core::Fault;
 use tidegate_identity::Authenticated;
 
@@ -15,6 +13,7 @@ use crate::answer;
 use crate::authenticate::{Accepted, authenticate};
 use crate::authorise::{Authorised, authorise};
 use crate::body::Body;
+use crate::caller_body::CallerBody;
 use crate::core::Core;
 use crate::count;
 use crate::models;
@@ -28,8 +27,8 @@ use crate::server::Peer;
 pub(crate) fn serve(
     core: &Rc<Core>,
     peer: Peer,
-    request: Request<Incoming>,
-) -> impl Future<Output = Result<Response<Body>, Infallible>> + use<> {
+    request: Request<CallerBody>,
+) -> impl Future<Output = Response<Body>> + use<> {
     let request_id = accept::request_id(request.headers()).unwrap_or_else(|| core.made_request_id());
     let api = answer::api_of(request.uri().path());
     let accepted = accept(request).and_then(|inbound| authenticate(core, peer, inbound, &request_id));
@@ -37,12 +36,12 @@ pub(crate) fn serve(
     async move {
         let Accepted { inbound, authenticated, mut tail } = match accepted {
             Ok(accepted) => accepted,
-            Err(response) => return Ok(response),
+            Err(response) => return response,
         };
-        Ok(match path(inbound, authenticated, &mut tail).await {
+        match path(inbound, authenticated, &mut tail).await {
             Ok(response) => answer::complete(response, tail),
             Err(fault) => answer::refused(tail, &fault, api),
-        })
+        }
     }
 }
 

@@ -1,14 +1,12 @@
 //! Reading a request body: bounded in size, in time and in slowness.
 
-use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
 use tidegate_core::{Case, Fault};
 
+use crate::caller_body::CallerBody;
 use crate::core::Core;
 use crate::deadline::Elapsed;
 
@@ -22,27 +20,17 @@ pub(crate) fn allowed(received: u64) -> Duration {
     BODY_GRACE + Duration::from_millis(received.saturating_mul(1_000) / BODY_RATE_MIN)
 }
 
-/// A body that did not come to its end: badly framed, or its caller has left.
-pub(crate) fn broke_off(error: &hyper::Error) -> Fault {
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        if let Some(io) = cause.downcast_ref::<io::Error>()
-            && matches!(io.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)
-        {
-            return Fault::new(Case::Framing).saying("the request body is broken");
-        }
-        source = cause.source();
-    }
-    Fault::new(Case::ClientGone)
-}
-
 /// Reads the whole body.
 ///
 /// # Errors
 /// 413 past `max` bytes, 408 when it is too slow, 400 when its framing is broken; 499 when the caller left.
-pub(crate) async fn read_body(core: &Rc<Core>, mut body: Incoming, max: u64) -> Result<Bytes, Fault> {
-    if body.is_end_stream() {
+pub(crate) async fn read_body(core: &Rc<Core>, mut body: CallerBody, max: u64) -> Result<Bytes, Fault> {
+    if body.is_end() {
         return Ok(Bytes::new());
+    }
+    if let CallerBody::Whole(bytes) = &mut body {
+        let bytes = bytes.take().unwrap_or_default();
+        return if bytes.len() as u64 > max { Err(Fault::new(Case::TooLarge)) } else { Ok(bytes) };
     }
     let started = core.now();
     let deadline = core.deadlines.at(started.after(allowed(0)));
@@ -50,14 +38,11 @@ pub(crate) async fn read_body(core: &Rc<Core>, mut body: Incoming, max: u64) -> 
     let mut all = BytesMut::new();
     let mut received = 0_u64;
     loop {
-        let frame = match deadline.bound(body.frame()).await {
+        let data = match deadline.bound(body.data()).await {
             Err(Elapsed) => return Err(Fault::new(Case::SlowBody)),
             Ok(None) => break,
-            Ok(Some(Err(error))) => return Err(broke_off(&error)),
-            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(data)) => data?,
         };
-        // Trailers are dropped: nothing of them is ours or the engine's.
-        let Ok(data) = frame.into_data() else { continue };
         received += data.len() as u64;
         if received > max {
             return Err(Fault::new(Case::TooLarge));
@@ -70,7 +55,7 @@ pub(crate) async fn read_body(core: &Rc<Core>, mut body: Incoming, max: u64) -> 
             }
             all.extend_from_slice(&data);
         }
-        if body.is_end_stream() {
+        if body.is_end() {
             break;
         }
         deadline.set(started.after(allowed(received)));

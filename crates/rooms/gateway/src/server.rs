@@ -4,6 +4,7 @@
 //! under TLS and by prior knowledge in the clear; there is no upgrade.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::rc::Rc;
@@ -12,22 +13,24 @@ use std::time::Duration;
 
 use http::Request;
 use hyper::body::Incoming;
-use hyper::rt::{Executor, Read, Write};
-use hyper::server::conn::{http1, http2};
+use hyper::rt::Executor;
+use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
+use crate::caller_body::CallerBody;
 use crate::core::Core;
-use crate::path;
+use crate::{http1, path};
 
 /// From accept to the last byte of the first request head, and for every later head on the same connection.
 pub const HEADER_DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes that hyper buffers for one request head.
+/// Bytes of one request head over HTTP/1.1.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Streams of one HTTP/2 connection.
 pub const H2_STREAMS_MAX: u32 = 128;
@@ -138,14 +141,14 @@ async fn connection(
             let Ok(Some(h2)) = tokio::time::timeout(HEADER_DEADLINE, starts_with_h2_preface(&stream)).await else {
                 return;
             };
-            speak(core, TokioIo::new(stream), peer, h2, drain).await;
+            speak(core, stream, peer, h2, drain).await;
         }
         Some(tls) => {
             let Ok(Ok(stream)) = tokio::time::timeout(HEADER_DEADLINE, tls.accept(stream)).await else {
                 return;
             };
             let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-            speak(core, TokioIo::new(stream), peer, h2, drain).await;
+            speak(core, stream, peer, h2, drain).await;
         }
     }
 }
@@ -162,39 +165,40 @@ async fn starts_with_h2_preface(stream: &TcpStream) -> Option<bool> {
 
 pub(crate) async fn speak<I>(core: Rc<Core>, io: I, peer: Peer, h2: bool, drain: watch::Receiver<bool>)
 where
-    I: Read + Write + Unpin + 'static,
+    I: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let _open = Open::new(&core);
+    if h2 {
+        // On the heap: few connections need it, and each would hold room for it.
+        Box::pin(speak_http2(core, io, peer, drain)).await;
+    } else {
+        http1::serve(core, io, peer, drain).await;
+    }
+}
+
+async fn speak_http2<I>(core: Rc<Core>, io: I, peer: Peer, drain: watch::Receiver<bool>)
+where
+    I: AsyncRead + AsyncWrite + Unpin + 'static,
+{
     let begun = Rc::new(Cell::new(false));
     let first = first_request(peer.since, Rc::clone(&begun));
     let service = service_fn(move |request: Request<Incoming>| {
         begun.set(true);
         // On the heap: hyper moves the future about, and a request's whole path is several kilobytes.
-        Box::pin(path::serve(&core, peer, request))
+        let running = Box::pin(path::serve(&core, peer, request.map(CallerBody::Incoming)));
+        async move { Ok::<_, Infallible>(running.await) }
     });
-    if h2 {
-        let connection = http2_builder().serve_connection(io, service);
-        tokio::pin!(connection);
-        tokio::select! {
-            _ = connection.as_mut() => return,
-            () = first => return,
-            () = drained(drain) => connection.as_mut().graceful_shutdown(),
-        }
-        let _ = connection.await;
-    } else {
-        let connection = http1_builder().serve_connection(io, service);
-        tokio::pin!(connection);
-        tokio::select! {
-            _ = connection.as_mut() => return,
-            () = first => return,
-            () = drained(drain) => connection.as_mut().graceful_shutdown(),
-        }
-        let _ = connection.await;
+    let connection = http2_builder().serve_connection(TokioIo::new(io), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = first => return,
+        () = drained(drain) => connection.as_mut().graceful_shutdown(),
     }
+    let _ = connection.await;
 }
 
-/// Ends when the first request head is overdue: hyper's own timer starts later (behind TLS and the look at the first
-/// bytes), and for HTTP/2 there is none.
+/// Ends when the first request head of an HTTP/2 connection is overdue: hyper has no timer for it.
 async fn first_request(since: Instant, begun: Rc<Cell<bool>>) {
     tokio::time::sleep_until(since + HEADER_DEADLINE).await;
     if begun.get() {
@@ -221,16 +225,6 @@ impl Drop for Open {
 async fn drained(mut drain: watch::Receiver<bool>) {
     // An error means that the sender is gone, which is a drain too.
     let _ = drain.wait_for(|draining| *draining).await;
-}
-
-fn http1_builder() -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_DEADLINE)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .half_close(false);
-    builder
 }
 
 fn http2_builder() -> http2::Builder<LocalExecutor> {

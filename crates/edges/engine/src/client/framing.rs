@@ -1,4 +1,5 @@
-//! Where a response body ends: by length, by chunks, by close, or at once.
+//! Where a body ends: by length, by chunks, by close, or at once. Made for engines' answers; the gate reads its callers'
+//! bodies with it too.
 //!
 //! [`Framing`] is a pure state machine that is pushed whatever arrived and gives back the payload. It keeps no bytes of
 //! its own, only where it stands, so that any split of the same bytes gives the same result (a property test holds it
@@ -17,7 +18,7 @@ pub const TRAILERS_MAX: usize = 8 * 1024;
 
 /// How the end of a body is found, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub enum Framing {
     /// So many bytes are left.
     Length(u64),
     /// `Transfer-Encoding: chunked`.
@@ -28,7 +29,7 @@ pub(super) enum Framing {
 
 /// Where inside the chunk framing the next byte stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chunked {
+pub enum Chunked {
     /// In the digits of a size line.
     Size { value: u64, digits: usize },
     /// In a chunk extension, which is skipped.
@@ -55,11 +56,11 @@ pub(super) enum Chunked {
 
 impl Framing {
     /// A chunked body at its first byte.
-    pub(super) const CHUNKED: Self = Self::Chunked(Chunked::Size { value: 0, digits: 0 });
+    pub const CHUNKED: Self = Self::Chunked(Chunked::Size { value: 0, digits: 0 });
 
     /// Whether the body is complete. A body that ends by close never is; [`Framing::at_eof`] judges it.
     #[must_use]
-    pub(super) const fn is_end(&self) -> bool {
+    pub const fn is_end(&self) -> bool {
         matches!(self, Self::Length(0) | Self::Chunked(Chunked::End))
     }
 
@@ -67,7 +68,7 @@ impl Framing {
     ///
     /// # Errors
     /// [`ClientError::Truncated`] when the framing promised more.
-    pub(super) const fn at_eof(&self) -> Result<(), ClientError> {
+    pub const fn at_eof(&self) -> Result<(), ClientError> {
         match self {
             Self::UntilClose | Self::Length(0) | Self::Chunked(Chunked::End) => Ok(()),
             Self::Length(_) | Self::Chunked(_) => Err(ClientError::Truncated),
@@ -79,7 +80,7 @@ impl Framing {
     ///
     /// # Errors
     /// [`ClientError::Malformed`] and [`ClientError::TooLarge`] for chunk framing that is wrong or over a bound.
-    pub(super) fn push(&mut self, input: &[u8], out: &mut BytesMut) -> Result<usize, ClientError> {
+    pub fn push(&mut self, input: &[u8], out: &mut BytesMut) -> Result<usize, ClientError> {
         match self {
             Self::Length(left) => {
                 let take = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());

@@ -29,7 +29,7 @@ pub mod tls;
 pub use body::ResponseBody;
 pub use endpoint::{Endpoint, EndpointError, URL_MAX};
 pub use error::ClientError;
-pub use framing::{CHUNK_DIGITS_MAX, CHUNK_LINE_MAX, TRAILERS_MAX};
+pub use framing::{CHUNK_DIGITS_MAX, CHUNK_LINE_MAX, Chunked, Framing, TRAILERS_MAX};
 pub use head::{HEAD_BYTES_MAX, HEADERS_MAX, Head, INTERIM_MAX, Method, REQUEST_ID_MAX, ResponseHead};
 pub use io::{Connect, Connecting, Io, READ_BUFFER};
 pub use pool::{CallOptions, Pool, PoolSettings, Response};
