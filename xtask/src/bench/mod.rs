@@ -5,6 +5,7 @@ mod cache;
 mod figures;
 mod gate;
 mod held;
+mod lifecycle;
 mod load;
 mod page;
 mod process;
@@ -32,6 +33,8 @@ enum Bench {
     Gate(Gate),
     /// The model cache beside rclone, s5cmd with openssl, and the AWS command line, on one versitygw.
     Cache(cache::Options),
+    /// Plans, random switches in virtual time, and switches of llama.cpp under load.
+    Lifecycle(lifecycle::Options),
 }
 
 /// `cargo xtask bench gate`.
@@ -99,6 +102,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Bench::Cache(options) => {
             let conditions = page::Conditions::read(&options.in_words())?;
             publish("benchmarks-cache.md", &conditions, &cache::run(options)?, options.json.as_deref(), options.doc)
+        }
+        Bench::Lifecycle(options) => {
+            let conditions = page::Conditions::read(&options.in_words())?;
+            let figures = lifecycle::run(options)?;
+            publish("benchmarks-lifecycle.md", &conditions, &figures, options.json.as_deref(), options.doc)
         }
     }
 }
