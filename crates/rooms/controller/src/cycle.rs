@@ -583,6 +583,10 @@ impl Controller {
         for (alias, line) in &mut switch.lines {
             let Some(route) = self.routes.get(alias) else { continue };
             let members: Vec<_> = route.targets.iter().map(|target| member(&row.plan, target)).collect();
+            if members.iter().any(|member| member.side == tidegate_planner::switch::Side::New) {
+                // when that was is not known: it is watched anew, and not until the hour at which it was expected
+                switch.moved_at = Some(now);
+            }
             line.wanted.clone_from(&members);
             line.confirmed = members;
         }

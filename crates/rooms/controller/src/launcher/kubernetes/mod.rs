@@ -68,7 +68,7 @@ impl KubernetesSettings {
             rdma: None,
             startup: Duration::from_secs(3_600),
             drain_and_stop: drains.max().unwrap_or(Duration::from_secs(300)),
-            pools: site.stage != tidegate_config::site::Stage::Direct,
+            pools: true,
         }
     }
 }
