@@ -15,14 +15,14 @@ fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
 
-struct Stand {
-    hardware: Hardware,
-    needs: BTreeMap<DeploymentName, Need>,
-    loads: BTreeMap<DeploymentName, Load>,
+pub(crate) struct Stand {
+    pub(crate) hardware: Hardware,
+    pub(crate) needs: BTreeMap<DeploymentName, Need>,
+    pub(crate) loads: BTreeMap<DeploymentName, Load>,
 }
 
 /// Golden 27: 70B on 0-3, 8B on 4, 5 and 6, an embedding model on 7; demand on the 70B holds.
-fn golden_27(passed: &str) -> Stand {
+pub(crate) fn golden_27(passed: &str) -> Stand {
     let large = deployment("llama-70b", 4, &format!(", priority: 100, profile: {{passed: {passed}}}"))
         .replace("{required: 4}", "{required: 4, min: 2, preferred: 4}");
     let small = deployment("llama-8b", 1, ", priority: 10, launch: {replicas: 3}")

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod elastic;
+mod elastic_day;
 mod examples;
 mod fleet;
 mod instance;
