@@ -27,8 +27,11 @@ pub mod order;
 mod port;
 mod process;
 mod proof;
+pub mod remote;
 pub mod report;
 mod seam;
+pub mod tls;
+pub mod wire;
 
 pub use facts::{Facts, GpuFacts, GpuState};
 pub use fault::NodeError;
@@ -39,6 +42,7 @@ pub use log::LogBounds;
 pub use machine::Machine;
 pub use order::{Command, Keep, LogMark, ModelAt, ModelFile, ModelOrder, ModelUse, StartOrder};
 pub use port::lowest_free;
+pub use remote::RemoteNode;
 pub use report::{
     BootMark, Event, Exit, Happened, InstanceReport, InstanceState, LogPart, ModelReport, ModelState, Proof, ProvenBy,
 };
