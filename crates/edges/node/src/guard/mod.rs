@@ -144,16 +144,27 @@ impl Guard {
         }
     }
 
-    /// Makes the folders of an instance, with its limits.
+    /// Makes the folders of an instance, with its limits: all or none.
     pub(crate) fn cage(&self, instance: &InstanceId, limits: &Limits) -> io::Result<Cage> {
-        let mut folders = Vec::new();
+        let mut cage = Cage::default();
+        let made = self.make(instance, limits, &mut cage.folders);
+        if made.is_err() {
+            let _: io::Result<()> = cage.remove();
+        }
+        made.map(|()| cage)
+    }
+
+    fn make(&self, instance: &InstanceId, limits: &Limits, folders: &mut Vec<CageFolder>) -> io::Result<()> {
+        let v2 = self.v2.iter().map(|v2| (v2.group.join(instance.as_str()), true));
+        let v1 = self.v1.iter().map(|v1| (v1.group.join(instance.as_str()), false));
+        for (path, is_v2) in v2.chain(v1) {
+            fs::create_dir_all(&path)?;
+            folders.push(CageFolder { path, is_v2 });
+        }
         if let Some(v2) = &self.v2 {
-            folders.push(v2.make(instance, limits)?);
+            v2.limit(instance, limits)?;
         }
-        for v1 in &self.v1 {
-            folders.push(v1.make(instance, limits)?);
-        }
-        Ok(Cage { folders })
+        self.v1.iter().try_for_each(|v1| v1.limit(instance, limits))
     }
 }
 
@@ -204,9 +215,8 @@ impl V2 {
         Ok(Self { group, controllers })
     }
 
-    fn make(&self, instance: &InstanceId, limits: &Limits) -> io::Result<CageFolder> {
+    fn limit(&self, instance: &InstanceId, limits: &Limits) -> io::Result<()> {
         let path = self.group.join(instance.as_str());
-        fs::create_dir_all(&path)?;
         if let (Some(bytes), true) = (limits.memory_max_bytes, self.controllers.contains("memory")) {
             fs::write(path.join("memory.max"), bytes.to_string())?;
         }
@@ -219,7 +229,7 @@ impl V2 {
                 fs::write(path.join("cpuset.mems"), numa.to_string())?;
             }
         }
-        Ok(CageFolder { path, is_v2: true })
+        Ok(())
     }
 }
 
@@ -245,9 +255,8 @@ fn enable(cgroup: &Path, controller: &str) -> io::Result<()> {
 }
 
 impl V1 {
-    fn make(&self, instance: &InstanceId, limits: &Limits) -> io::Result<CageFolder> {
+    fn limit(&self, instance: &InstanceId, limits: &Limits) -> io::Result<()> {
         let path = self.group.join(instance.as_str());
-        fs::create_dir_all(&path)?;
         if let (Some(bytes), true) = (limits.memory_max_bytes, self.has("memory")) {
             fs::write(path.join("memory.limit_in_bytes"), bytes.to_string())?;
         }
@@ -268,7 +277,7 @@ impl V1 {
                 }
             }
         }
-        Ok(CageFolder { path, is_v2: false })
+        Ok(())
     }
 }
 

@@ -205,12 +205,12 @@ impl Shared {
         let mut table = self.table.lock();
         for gpu in &seen.inventory.gpus {
             let Some(look) = seen.looks.get(&gpu.index) else { continue };
-            let on_it = |entry: &&mut Entry| entry.record.gpus.contains(&gpu.index);
             let mut is_anybody_there = look.processes.as_ref().is_some_and(|listed| !listed.is_empty());
-            for entry in table.values_mut().filter(on_it) {
+            for entry in table.values_mut() {
+                let Some(index) = entry.record.index_of(gpu) else { continue };
                 is_anybody_there |= entry.is_alive() || entry.record.is_unproven();
                 if entry.is_alive() {
-                    measure_one(entry, look, &owners);
+                    measure_one(entry, index, look, &owners);
                 }
             }
             if let (false, None, Some(used)) = (is_anybody_there, &look.failed, look.used_bytes) {
@@ -234,7 +234,7 @@ impl Shared {
                 listed.iter().map(process).collect::<Vec<_>>()
             });
             let failed = look.and_then(|look| look.failed.clone());
-            let state = self.gpu_state(gpu.index, failed, processes.as_deref().unwrap_or_default());
+            let state = self.gpu_state(gpu, failed, processes.as_deref().unwrap_or_default());
             // whose they are is said also when it was not us who started them: nothing is started beside them by us
             let processes = processes.map(|listed| listed.into_iter().map(named_by_its_mark).collect());
             GpuFacts { used_bytes: look.and_then(|look| look.used_bytes), processes, state, ..gpu.clone() }
@@ -242,22 +242,22 @@ impl Shared {
         facts.collect()
     }
 
-    fn gpu_state(&self, index: u32, failed: Option<String>, processes: &[GpuProcess]) -> GpuState {
+    fn gpu_state(&self, gpu: &GpuFacts, failed: Option<String>, processes: &[GpuProcess]) -> GpuState {
         if let Some(why) = failed {
             return GpuState::Failed { why };
         }
         let table = self.table.lock();
-        let on_it = || table.values().filter(|entry| entry.record.gpus.contains(&index));
-        let is_released = |entry: &&Entry| entry.record.released.contains_key(&index);
-        let unproven = |entry: &&Entry| entry.record.is_unproven() && !is_released(entry);
-        if let Some(entry) = on_it().find(unproven) {
+        let on_it = || table.values().filter_map(|entry| Some((entry.record.index_of(gpu)?, entry)));
+        let unproven =
+            |(index, entry): &(u32, &Entry)| entry.record.is_unproven() && !entry.record.released.contains_key(index);
+        if let Some((_, entry)) = on_it().find(unproven) {
             return GpuState::Unproven { instance: entry.record.instance.clone(), why: entry.record.why_not_free() };
         }
         if let Some(process) = processes.iter().find(|process| process.instance.is_none()) {
             return GpuState::Foreign { by: named(process.pid) };
         }
         let instances: BTreeSet<InstanceId> =
-            on_it().filter(|entry| entry.is_alive()).map(|entry| entry.record.instance.clone()).collect();
+            on_it().filter(|(_, entry)| entry.is_alive()).map(|(_, entry)| entry.record.instance.clone()).collect();
         if instances.is_empty() { GpuState::Free } else { GpuState::InUse { instances } }
     }
 
@@ -308,12 +308,12 @@ impl Shared {
     }
 }
 
-fn measure_one(entry: &mut Entry, look: &GpuLook, owners: &Owners) {
+fn measure_one(entry: &mut Entry, index: u32, look: &GpuLook, owners: &Owners) {
     let record = &mut entry.record;
     let own = || look.processes.iter().flatten().filter(|(pid, _)| owners.get(pid) == Some(&record.instance));
     let (pids, bytes): (Vec<u32>, Vec<u64>) = own().map(|(pid, bytes)| (*pid, bytes.unwrap_or(0))).unzip();
     let sum = bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-    let measured = record.measured.entry(look.index).or_default();
+    let measured = record.measured.entry(index).or_default();
     let peak = measured.own_peak_bytes.unwrap_or(0);
     let mut is_news = sum >= peak.saturating_add(PEAK_STEP_BYTES);
     measured.own_peak_bytes = Some(peak.max(sum)).filter(|peak| *peak > 0);

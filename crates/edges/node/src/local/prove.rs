@@ -95,16 +95,17 @@ impl Shared {
     }
 
     fn sample_one(&self, id: &InstanceId, index: u32, seen: &Seen) -> Result<ProvenBy, String> {
-        let (Some(gpu), Some(look)) = (seen.gpu(index), seen.looks.get(&index)) else {
+        let table = self.table.lock();
+        let Some(entry) = table.get(id) else { return Err("it was forgotten".to_owned()) };
+        let gpu = seen.inventory.gpus.iter().find(|gpu| entry.record.index_of(gpu) == Some(index));
+        let (Some(gpu), Some(look)) = (gpu, gpu.and_then(|gpu| seen.looks.get(&gpu.index))) else {
             let why = seen.inventory.problems.first().map_or("the driver does not show it", |problem| &problem.what);
             return Err(format!("gpu {index}: {why}"));
         };
-        let table = self.table.lock();
-        let Some(entry) = table.get(id) else { return Err("it was forgotten".to_owned()) };
         let listed = look.processes.iter().flatten().map(|(pid, _)| *pid);
         let is_alive = |pid: u32| i32::try_from(pid).is_ok_and(|pid| Proc::of(pid).is_some());
         let is_shared = table.iter().any(|(other, entry)| {
-            other != id && entry.record.gpus.contains(&index) && (entry.is_alive() || entry.record.is_unproven())
+            other != id && entry.record.index_of(gpu).is_some() && (entry.is_alive() || entry.record.is_unproven())
         });
         let known = Known {
             // A number may have been given out anew, to another process on the same GPU: then a person has to say so.

@@ -96,6 +96,7 @@ impl Shared {
             replica: order.replica,
             revision: order.revision,
             gpus: order.gpus.clone(),
+            uuids: order.gpus.iter().filter_map(|index| Some((*index, seen.gpu(*index)?.uuid.clone()?))).collect(),
             marks: order.marks.clone(),
             model: order.model.clone(),
             host: order.host,

@@ -11,10 +11,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::facts::FactSource;
+use crate::facts::{FactSource, GpuFacts};
 use crate::files;
 use crate::guard::Cage;
-use crate::id::InstanceId;
+use crate::id::{GpuUuid, InstanceId};
 use crate::instance_folder::{InstanceFolder, Minding};
 use crate::order::{LogMark, ModelUse};
 use crate::proof::Measured;
@@ -33,6 +33,9 @@ pub(crate) struct Record {
     pub(crate) replica: u32,
     pub(crate) revision: u64,
     pub(crate) gpus: Vec<u32>,
+    /// What those indices meant when it was started: one GPU that falls off the bus moves the others' up.
+    #[serde(default)]
+    pub(crate) uuids: BTreeMap<u32, GpuUuid>,
     pub(crate) marks: Vec<LogMark>,
     pub(crate) model: Option<ModelUse>,
     pub(crate) host: IpAddr,
@@ -65,6 +68,15 @@ impl Record {
     /// Whether it has ended and its memory is not proven free.
     pub(crate) const fn is_unproven(&self) -> bool {
         self.ended.is_some() && !matches!(self.proof, Some(Proof::Free { .. }))
+    }
+
+    /// The index under which it was given what is now this GPU; `None`: it has nothing to do with it.
+    pub(crate) fn index_of(&self, gpu: &GpuFacts) -> Option<u32> {
+        let is_it = |index: &u32| match (self.uuids.get(index), &gpu.uuid) {
+            (Some(then), Some(now)) => then == now,
+            (Some(_), None) | (None, _) => *index == gpu.index,
+        };
+        self.gpus.iter().copied().find(is_it)
     }
 
     /// What stands against its GPUs being free.

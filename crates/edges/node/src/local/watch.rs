@@ -32,6 +32,8 @@ const MINDER_EVERY: Duration = Duration::from_millis(20);
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How often processes that do not die are killed again.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
+/// How often an empty cgroup is tried to be removed.
+const REMOVE_TRIES: u32 = 20;
 /// How long after its start an engine may find its port taken and be given the next one.
 const PORT_WITHIN: Duration = Duration::from_secs(120);
 /// Ports that one instance is given at most.
@@ -177,11 +179,20 @@ impl Shared {
         let oom_kills = cage.oom_kills().unwrap_or(0);
         self.sweep(folder, id, &cage).await;
         drop(lock);
-        if let Err(error) = cage.remove() {
-            tracing::warn!(instance = %id, %error, "an instance's cgroup cannot be removed");
-        }
+        self.remove(id, &cage).await;
         let nobody_saw = Ending { exit: None, at: Timestamp::now(), is_stopped: false, oom_kills };
         files::read(&folder.ending()).ok().flatten().unwrap_or(nobody_saw)
+    }
+
+    /// Removes an instance's cgroups. The kernel may take a moment after the last process.
+    async fn remove(&self, id: &InstanceId, cage: &Cage) {
+        for _ in 0..REMOVE_TRIES {
+            if cage.remove().is_ok() {
+                return;
+            }
+            sleep(SWEEP_EVERY).await;
+        }
+        tracing::warn!(instance = %id, "an instance's cgroup cannot be removed: it stays, empty");
     }
 
     /// Kills whoever is left of an instance, until nobody is.
@@ -236,7 +247,7 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(instance = %id, %error, "it cannot be started on another port");
                 self.sweep(folder, id, &record.cage).await;
-                drop(record.cage.remove());
+                self.remove(id, &record.cage).await;
                 None
             }
         }

@@ -307,3 +307,22 @@ fn document(memory_bytes: u64) -> tidegate_config::site::Node {
         engine_ports: None,
     }
 }
+
+#[tokio::test]
+async fn a_gpu_that_fell_off_the_bus_does_not_lend_its_index_to_its_neighbour() {
+    let (house, driver) = House::with(Scripted::b300_x8());
+    let node = house.open().await;
+    let gone = running(&node, &driver, "a-0-g1", 6, 40 * GIB).await;
+    kill(&node, &id("a-0-g1")).await;
+    driver.set_process(6, gone, 0);
+    // Number 6 is lost, and what was 7 is 6 now: another GPU, on which nothing is.
+    let name = |number: u32| tidegate_node::GpuUuid::from(&*format!("GPU-00000000-0000-0000-0000-{number:012}"));
+    driver.edit(6, |gpu| gpu.uuid = Some(name(7)));
+    driver.edit(7, |gpu| gpu.uuid = Some(name(8)));
+    assert_eq!(not_free(&node, "a-0-g1").await, "gpu 6: the driver does not show it");
+    assert_eq!(state(&node, 6).await, GpuState::Free, "nothing of it was ever on this one");
+    driver.edit(7, |gpu| gpu.uuid = Some(name(6)));
+    assert!(matches!(state(&node, 7).await, GpuState::Unproven { .. }), "here it is");
+    assert_eq!(node.prove(1, &id("a-0-g1")).await.unwrap(), Proof::Free { by: ProvenBy::Nvml });
+    close(node).await;
+}
