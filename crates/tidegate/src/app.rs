@@ -256,7 +256,7 @@ fn core_parts(listeners: Vec<TcpListener>, journals: &Journals) -> anyhow::Resul
 }
 
 /// The cache as the nodes of this process use it.
-fn hands(models: &Arc<Models>, state: &Path) -> Arc<dyn ModelHands> {
+pub(crate) fn hands(models: &Arc<Models>, state: &Path) -> Arc<dyn ModelHands> {
     let driver = GpuDriver::read(&driver_folder());
     Arc::new(CacheHands::new(Arc::clone(models), state.join("compiled"), driver))
 }

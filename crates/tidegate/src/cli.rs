@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::agent::AgentArgs;
 use crate::model::Model;
+use crate::pki::Pki;
 use crate::switch::{Gpu, Switch};
 
 /// One address in front of all your language models.
@@ -33,6 +35,10 @@ pub(crate) enum Command {
     /// Reloads when a file changes or on SIGHUP; a bad document leaves the old state in force. SIGTERM or Ctrl-C lets
     /// what runs finish (Site.spec.gateway.drain), then stops engines that were started here.
     Up(Up),
+    /// This machine as a node, for a controller on another one: its GPUs, its engines, its model cache.
+    Agent(AgentArgs),
+    /// Certificates between a controller and its agents.
+    Pki(Pki),
     /// What will happen at the next switch, and why.
     ///
     /// Exit code 64 when the documents are wrong, a shift does not fit or a gap is longer than is allowed.

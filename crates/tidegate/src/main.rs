@@ -1,6 +1,7 @@
 //! The binary: parse, telemetry, load, build, run, drain.
 
 mod admin_client;
+mod agent;
 mod app;
 mod catalogues;
 mod check;
@@ -13,6 +14,7 @@ mod lifecycle_metrics;
 mod load;
 mod model;
 mod outlook;
+mod pki;
 mod rebuild;
 mod reload;
 mod state;
@@ -44,6 +46,8 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::check(&args),
         Command::Up(args) => up::up(&args),
+        Command::Agent(args) => agent::agent(&args),
+        Command::Pki(args) => pki::pki(&args),
         Command::Plan(args) => outlook::plan(&args),
         Command::Shifts(args) => outlook::shifts(&args),
         Command::Model(args) => model::model(&args),

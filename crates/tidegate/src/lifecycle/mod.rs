@@ -28,6 +28,7 @@ use self::gates::Gates;
 use self::hands::Hands;
 pub(crate) use self::models::CacheHands;
 use self::nodes::Nodes;
+pub(crate) use self::nodes::local_settings;
 pub(crate) use self::view::{ReplicaStatus, asked, lifecycle, replicas};
 use crate::catalogues::Catalogues;
 use crate::cli::ClusterArgs;
@@ -62,7 +63,7 @@ impl Lifecycle {
     pub(crate) async fn start(start: Start<'_>) -> anyhow::Result<Self> {
         let Start { site, store, state, cluster, cores, catalogues, externals, models } = start;
         let nodes = Nodes::open(site, state, models).await?;
-        let hands = Hands::start(site, nodes.members(site), cluster, store).await?;
+        let hands = Hands::start(site, nodes.members(site).await, cluster, store).await?;
         let records = Arc::new(StoreRecords::new(store.clone()));
         let gates = Arc::new(Gates { store: store.clone(), catalogues: Arc::clone(catalogues) });
         let parts = Parts {
@@ -85,7 +86,7 @@ impl Lifecycle {
     /// Other documents.
     pub(crate) async fn reload(&self, site: &Arc<Site>) {
         self.externals.apply(site);
-        self.hands.reload(site, self.nodes.members(site));
+        self.hands.reload(site, self.nodes.members(site).await);
         self.handle.reload(Arc::clone(site)).await;
     }
 

@@ -38,6 +38,7 @@ use self::exit::Ended;
 use self::keeper::Keeper;
 pub(crate) use self::metrics::CacheCollector;
 pub(crate) use self::owner::Models;
+pub(crate) use self::place::keep_free;
 use self::place::{Place, WrongDocuments};
 use self::show::{Shown, Tally, View};
 use crate::{EXIT_DOCUMENTS, terminal};
