@@ -19,6 +19,7 @@
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod entry_ref;
 pub mod failpoint;
 pub mod journal;
 pub mod store;

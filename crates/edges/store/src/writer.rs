@@ -86,7 +86,7 @@ impl LedgerWriter {
         work.catch_up().await?;
         let orphans: Vec<Entry> = recovery.orphans.iter().map(Entry::orphan).collect();
         for orphans in orphans.chunks(BATCH_ENTRIES_MAX) {
-            work.held = Some(Batch::of(orphans.to_vec()));
+            work.held = Some(Batch::of(orphans));
             work.write_held().await?;
         }
         work.collect().await;
@@ -207,13 +207,14 @@ impl Work {
 
     async fn write_held(&mut self) -> Result<(), StoreError> {
         let Some(batch) = self.held.take() else { return Ok(()) };
+        let entries = batch.entries();
         let appended = match self.replaying {
-            true => self.store.append_again(&batch.entries).await,
-            false => self.store.append(&batch.entries).await,
+            true => self.store.append_again(&entries).await,
+            false => self.store.append_refs(&entries).await,
         };
         match appended {
             Ok(appended) => {
-                let any = !batch.entries.is_empty();
+                let any = batch.has_entries();
                 if let Some(tail) = &mut self.tail {
                     tail.committed(batch);
                 }

@@ -10,6 +10,8 @@
 
 use tidegate_core::{Entry, FaultKind, Outcome, RequestId, Reservation, Unix, UsageSource};
 
+use crate::entry_ref::EntryRef;
+
 /// Bytes in front of a record's body.
 pub(crate) const HEAD: usize = 9;
 /// Longest body. Every text is bounded, so that no record comes near it.
@@ -121,34 +123,44 @@ fn record(kind: u8, rest: &[u8]) -> Result<Record, Unread> {
     let mut body = Body { rest };
     let record = match kind {
         RESERVATION => body.reservation(),
-        ENTRY => body.entry().map(Record::Entry),
+        ENTRY => body.entry().map(|entry| Record::Entry(entry.to_entry())),
         _ => None,
     };
     record.filter(|_| body.rest.is_empty()).ok_or(Unread::Corrupt)
 }
 
 /// What the ledger's writer has to know of a record.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made; a box would be one more allocation")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Noted {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Noted<'a> {
     /// A reservation's id. The rest of it matters only when its process has died.
     Reservation(RequestId),
-    /// An entry.
-    Entry(Entry),
+    /// An entry: its id, and its body, which [`entry`] reads.
+    Entry(RequestId, &'a [u8]),
 }
 
-/// As [`read`], without what the ledger's writer has no use for.
-pub(crate) fn note(bytes: &[u8]) -> Result<(Noted, usize), Unread> {
+/// As [`read`], without what the ledger's writer has no use for. What is given back can be read.
+pub(crate) fn note(bytes: &[u8]) -> Result<(Noted<'_>, usize), Unread> {
     let (kind, len) = framed(bytes)?;
-    let rest = &bytes[HEAD..len];
-    if kind == RESERVATION {
-        let id = Body { rest }.id().ok_or(Unread::Corrupt)?;
-        return Ok((Noted::Reservation(id), len));
-    }
-    match record(kind, rest)? {
-        Record::Entry(entry) => Ok((Noted::Entry(entry), len)),
-        Record::Reservation { reservation, .. } => Ok((Noted::Reservation(reservation.id), len)),
-    }
+    let body = &bytes[HEAD..len];
+    let noted = match kind {
+        RESERVATION => Body { rest: body }.id().map(Noted::Reservation),
+        ENTRY => entry(body).map(|entry| Noted::Entry(entry.id, body)),
+        _ => None,
+    };
+    noted.map(|noted| (noted, len)).ok_or(Unread::Corrupt)
+}
+
+/// Reads an entry's body.
+pub(crate) fn entry(body: &[u8]) -> Option<EntryRef<'_>> {
+    let mut body = Body { rest: body };
+    body.entry().filter(|_| body.rest.is_empty())
+}
+
+/// The body of an entry's record.
+pub(crate) fn entry_body(entry: &Entry) -> Vec<u8> {
+    let mut record = Vec::new();
+    put_entry(&mut record, entry);
+    record.split_off(HEAD)
 }
 
 /// Checks length and CRC of the record at the start of `bytes`: its kind and its whole length.
@@ -302,7 +314,7 @@ impl<'a> Body<'a> {
         Some(Record::Reservation { reservation, boottime_ns })
     }
 
-    fn entry(&mut self) -> Option<Entry> {
+    fn entry(&mut self) -> Option<EntryRef<'a>> {
         let id = self.id()?;
         let at = self.unix()?;
         let status = self.take().map(u16::from_le_bytes)?;
@@ -324,24 +336,24 @@ impl<'a> Body<'a> {
             1 => true,
             _ => return None,
         };
-        Some(Entry {
+        Some(EntryRef {
             id,
-            request_id: self.text()?.into(),
+            request_id: self.text()?,
             at,
-            issuer: self.text()?.into(),
-            caller: self.text()?.into(),
-            team: self.text()?.into(),
-            key: self.maybe_into()?,
-            endpoint: self.text()?.into(),
-            alias: self.maybe_into()?,
-            served_alias: self.maybe_into()?,
-            model: self.maybe_into()?,
-            deployment: self.maybe_into()?,
-            replica: self.maybe_into()?,
-            engine_id: self.maybe_into()?,
+            issuer: self.text()?,
+            caller: self.text()?,
+            team: self.text()?,
+            key: self.maybe()?,
+            endpoint: self.text()?,
+            alias: self.maybe()?,
+            served_alias: self.maybe()?,
+            model: self.maybe()?,
+            deployment: self.maybe()?,
+            replica: self.maybe()?,
+            engine_id: self.maybe()?,
             outcome,
             fault: self.fault()?,
-            code: self.maybe_into()?,
+            code: self.maybe()?,
             status,
             streamed,
             attempts: self.number().and_then(|n| u32::try_from(n).ok())?,

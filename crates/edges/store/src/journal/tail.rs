@@ -17,6 +17,7 @@ use super::record::{self, Noted, Unread};
 use super::segment::{HEADER, Segment};
 use super::{Shared, recovery};
 use crate::clock;
+use crate::entry_ref::EntryRef;
 use crate::failpoint;
 
 /// Most entries in a batch: one transaction.
@@ -27,7 +28,7 @@ const CHUNK: usize = 1 << 20;
 /// Entries for one transaction, and how far it brings the store.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    pub(crate) entries: Vec<Entry>,
+    entries: Bodies,
     /// Per file, by sequence: committed up to here.
     advances: Vec<(u64, u64)>,
     /// Whether the cores had written more than this when it was read.
@@ -36,12 +37,54 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Entries that stand in no file.
-    pub(crate) fn of(entries: Vec<Entry>) -> Self {
-        Self { entries, advances: Vec::new(), more: false }
+    pub(crate) fn of<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Self {
+        let mut batch = Self::default();
+        for entry in entries {
+            batch.entries.push(entry.id, &record::entry_body(entry));
+        }
+        batch
+    }
+
+    /// The entries, their texts in the batch's own bytes.
+    pub(crate) fn entries(&self) -> Vec<EntryRef<'_>> {
+        // Each could be read when it was put in.
+        self.entries.bodies().filter_map(record::entry).collect()
+    }
+
+    pub(crate) fn has_entries(&self) -> bool {
+        !self.entries.ids.is_empty()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.advances.is_empty()
+        !self.has_entries() && self.advances.is_empty()
+    }
+}
+
+/// Bodies of entries, as they stand in the journals, behind each other.
+#[derive(Debug, Default)]
+struct Bodies {
+    bytes: Vec<u8>,
+    ids: Vec<RequestId>,
+    /// Where each ends.
+    ends: Vec<usize>,
+}
+
+impl Bodies {
+    fn push(&mut self, id: RequestId, body: &[u8]) {
+        self.bytes.extend_from_slice(body);
+        self.ids.push(id);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn bodies(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.bytes[start..*end])
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ids.clear();
+        self.ends.clear();
     }
 }
 
@@ -79,20 +122,20 @@ pub(crate) struct Tail {
     pub(super) open: AHashMap<RequestId, u64>,
     chunk: Vec<u8>,
     /// The last batch's memory: it would be given back and faulted in again for every batch.
-    spare: Vec<Entry>,
+    spare: Bodies,
 }
 
 impl Tail {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, places: AHashMap::new(), open: AHashMap::new(), chunk: Vec::new(), spare: Vec::new() }
+        Self { shared, places: AHashMap::new(), open: AHashMap::new(), chunk: Vec::new(), spare: Bodies::default() }
     }
 
     /// Reads the next entries; empty when there are none. Blocks on the disk.
     pub(crate) fn next_batch(&mut self) -> io::Result<Batch> {
-        let mut batch = Batch::of(std::mem::take(&mut self.spare));
+        let mut batch = Batch { entries: std::mem::take(&mut self.spare), ..Batch::default() };
         for segment in self.shared.snapshot() {
             loop {
-                if batch.entries.len() >= BATCH_ENTRIES_MAX {
+                if batch.entries.ids.len() >= BATCH_ENTRIES_MAX {
                     batch.more = true;
                     break;
                 }
@@ -112,9 +155,10 @@ impl Tail {
     /// Notes that the store has a batch.
     pub(crate) fn committed(&mut self, batch: Batch) {
         let Batch { mut entries, advances, more: _ } = batch;
-        for entry in entries.drain(..) {
-            self.close(entry.id);
+        for id in &entries.ids {
+            self.close(*id);
         }
+        entries.clear();
         self.spare = entries;
         for (sequence, committed) in advances {
             self.places.entry(sequence).or_default().committed = committed;
@@ -222,10 +266,10 @@ impl Tail {
     /// Takes the whole records of a chunk; how many bytes they are.
     fn take(&mut self, segment: &Segment, chunk: &[u8], is_last: bool, batch: &mut Batch) -> usize {
         let mut at = 0;
-        while at < chunk.len() && batch.entries.len() < BATCH_ENTRIES_MAX {
+        while at < chunk.len() && batch.entries.ids.len() < BATCH_ENTRIES_MAX {
             match record::note(&chunk[at..]) {
-                Ok((Noted::Entry(entry), len)) => {
-                    batch.entries.push(entry);
+                Ok((Noted::Entry(id, body), len)) => {
+                    batch.entries.push(id, body);
                     at += len;
                 }
                 Ok((Noted::Reservation(id), len)) => {

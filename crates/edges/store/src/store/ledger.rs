@@ -16,6 +16,7 @@ use tidegate_core::{Entry, Outcome, RequestId, Unix};
 use super::row::{BatchRows, Detail, INSERT};
 use super::usage::{QUARTER_MS, UsageSums};
 use super::{Store, StoreError, Transaction};
+use crate::entry_ref::EntryRef;
 use crate::failpoint;
 
 /// Most tokens that one entry's counts can say: an engine that reports more is wrong, and no sum of real entries must
@@ -57,15 +58,15 @@ struct Subject {
 }
 
 impl Subject {
-    fn texts_of(entry: &Entry) -> [&str; 7] {
+    fn texts_of<'a>(entry: &EntryRef<'a>) -> [&'a str; 7] {
         [
-            entry.team.as_str(),
-            &entry.issuer,
-            entry.caller.as_str(),
-            entry.key.as_ref().map_or("", |key| key.as_str()),
-            entry.alias.as_ref().map_or("", |alias| alias.as_str()),
-            entry.served_alias.as_ref().map_or("", |alias| alias.as_str()),
-            entry.model.as_ref().map_or("", |model| model.as_str()),
+            entry.team,
+            entry.issuer,
+            entry.caller,
+            entry.key.unwrap_or_default(),
+            entry.alias.unwrap_or_default(),
+            entry.served_alias.unwrap_or_default(),
+            entry.model.unwrap_or_default(),
         ]
     }
 }
@@ -139,11 +140,17 @@ impl Store {
     /// # Errors
     /// When the store fails; then nothing of the batch is in it.
     pub async fn append(&self, entries: &[Entry]) -> Result<Appended, StoreError> {
+        let entries: Vec<EntryRef<'_>> = entries.iter().map(EntryRef::from).collect();
+        self.append_refs(&entries).await
+    }
+
+    /// [`Store::append`] for entries whose texts lie elsewhere.
+    pub(crate) async fn append_refs(&self, entries: &[EntryRef<'_>]) -> Result<Appended, StoreError> {
         if entries.is_empty() {
             return Ok(Appended::default());
         }
         failpoint::hit("store.append.before_insert")?;
-        let all: Vec<&Entry> = entries.iter().collect();
+        let all: Vec<&EntryRef<'_>> = entries.iter().collect();
         let mut transaction = self.begin().await?;
         if let Some(learned) = self.insert(&mut transaction, &all).await? {
             self.commit(transaction, learned).await?;
@@ -155,7 +162,7 @@ impl Store {
     }
 
     /// [`Store::append`] for entries that were probably delivered before, as after a restart: looks first.
-    pub(crate) async fn append_again(&self, entries: &[Entry]) -> Result<Appended, StoreError> {
+    pub(crate) async fn append_again(&self, entries: &[EntryRef<'_>]) -> Result<Appended, StoreError> {
         if entries.is_empty() {
             return Ok(Appended::default());
         }
@@ -163,7 +170,7 @@ impl Store {
         let mut transaction = self.begin().await?;
         let ids: Vec<RequestId> = entries.iter().map(|entry| entry.id).collect();
         let mut seen = known(&mut transaction, &ids).await?;
-        let fresh: Vec<&Entry> = entries.iter().filter(|entry| seen.insert(entry.id)).collect();
+        let fresh: Vec<&EntryRef<'_>> = entries.iter().filter(|entry| seen.insert(entry.id)).collect();
         let appended = Appended { inserted: fresh.len(), duplicates: entries.len() - fresh.len() };
         let Some(learned) = self.insert(&mut transaction, &fresh).await? else {
             return Err(StoreError::Corrupt("an entry is there and is not".to_owned()));
@@ -177,7 +184,7 @@ impl Store {
     async fn insert<'a>(
         &self,
         connection: &mut SqliteConnection,
-        entries: &[&'a Entry],
+        entries: &[&EntryRef<'a>],
     ) -> Result<Option<Learned<'a>>, StoreError> {
         if entries.is_empty() {
             return Ok(Some(Learned::new()));
@@ -207,7 +214,7 @@ impl Store {
     async fn number_subjects<'a>(
         &self,
         connection: &mut SqliteConnection,
-        entries: &[&'a Entry],
+        entries: &[&EntryRef<'a>],
     ) -> Result<(Vec<i64>, Learned<'a>), StoreError> {
         let mut unknown: AHashMap<[&str; 7], i64> = AHashMap::new();
         let mut numbers: Vec<Result<i64, [&str; 7]>> = Vec::with_capacity(entries.len());
@@ -290,8 +297,8 @@ pub(super) fn to_json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreE
 }
 
 /// The batch's rows, in the order of their ids so that they are appended, and its sums.
-fn batch_json(entries: &[&Entry], subjects: &[i64]) -> Result<(String, String), StoreError> {
-    let mut order: Vec<(&Entry, i64)> = entries.iter().copied().zip(subjects.iter().copied()).collect();
+fn batch_json(entries: &[&EntryRef<'_>], subjects: &[i64]) -> Result<(String, String), StoreError> {
+    let mut order: Vec<(&EntryRef<'_>, i64)> = entries.iter().copied().zip(subjects.iter().copied()).collect();
     order.sort_unstable_by_key(|(entry, _)| entry.id);
     let mut sums: AHashMap<(i64, i64), UsageSums> = AHashMap::new();
     let mut rows = BatchRows::with_capacity(entries.len());

@@ -7,9 +7,10 @@
 
 use std::borrow::Cow;
 
-use tidegate_core::{Entry, FaultKind, UsageSource};
+use tidegate_core::{FaultKind, UsageSource};
 
 use super::StoreError;
+use crate::entry_ref::EntryRef;
 
 /// Adds what [`BatchRows::finish`] says to the ledger. The numbers are those of the widths below. The row is cut as a
 /// blob: in a text every cut counts characters from the beginning again.
@@ -44,7 +45,7 @@ impl BatchRows {
     }
 
     /// Adds a row. `tokens` are prompt, cached and output, each at most [`super::TOKENS_MAX`].
-    pub(super) fn push(&mut self, entry: &Entry, subject: i64, tokens: [u64; 3]) {
+    pub(super) fn push(&mut self, entry: &EntryRef<'_>, subject: i64, tokens: [u64; 3]) {
         let text = &mut self.text;
         text.push_str(if text.len() == 1 { "\"" } else { ",\"" });
         text.extend(entry.id.to_text().map(char::from));
@@ -87,14 +88,14 @@ fn put_padded(text: &mut String, number: i64, width: usize) {
     text.push_str(std::str::from_utf8(&digits[from..]).unwrap_or_default());
 }
 
-fn put_detail(text: &mut String, entry: &Entry) {
-    put_text(text, Some(&entry.request_id));
-    put_next(text, Some(&entry.endpoint));
-    put_next(text, entry.deployment.as_ref().map(|name| name.as_str()));
-    put_next(text, entry.replica.as_ref().map(|name| name.as_str()));
-    put_next(text, entry.engine_id.as_deref());
+fn put_detail(text: &mut String, entry: &EntryRef<'_>) {
+    put_text(text, Some(entry.request_id));
+    put_next(text, Some(entry.endpoint));
+    put_next(text, entry.deployment);
+    put_next(text, entry.replica);
+    put_next(text, entry.engine_id);
     put_next(text, entry.fault.map(FaultKind::as_str));
-    put_next(text, entry.code.as_deref());
+    put_next(text, entry.code);
     put_next(text, Some(entry.source.as_str()));
     put_next(text, Some(if entry.streamed { "streamed" } else { "whole" }));
     for number in [
