@@ -1,7 +1,7 @@
 //! Last room: exactly one ledger entry for each accepted request, refused ones included.
 //!
 //! A [`Tail`] exists from authentication on and collects what becomes known. It ends in one of its `…ed` methods; if
-//! it is dropped before that, the caller has left (hyper drops the future or the body), and the drop only says so: the
+//! it is dropped before that, the caller has left (the connection drops the future or the body), and the drop only says so: the
 //! accounting itself is [`settle`], one function for all endings.
 
 use std::rc::Rc;

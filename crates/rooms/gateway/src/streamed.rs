@@ -1,6 +1,6 @@
 //! A stream on its way to the caller.
 //!
-//! It owns the upstream connection and, once the response head has left, the tail of the request: when hyper drops it
+//! It owns the upstream connection and, once the response head has left, the tail of the request: when it is dropped
 //! because the caller has gone, the engine's connection is closed with it and the tail is accounted as cancelled.
 
 use std::future::poll_fn;

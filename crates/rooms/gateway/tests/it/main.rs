@@ -11,6 +11,7 @@ mod bounds;
 mod drain;
 mod faults;
 mod h2;
+mod http1;
 mod kill;
 mod protocols;
 mod refusals;
