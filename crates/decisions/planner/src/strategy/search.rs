@@ -13,6 +13,11 @@ const PAIRS_MAX: usize = 8;
 /// Rounds of single and double changes beyond that.
 const ROUNDS_MAX: usize = 64;
 
+/// Walks from a best choice that was shaken, where there are too many to be tried.
+const WALKS: u64 = 8;
+/// Steps of one walk, for each arrival.
+const STEPS: usize = 60;
+
 /// The choice with the least cost, over all arrivals. `None` when there is none, which a set that was placed never
 /// comes to: everything at the hour always can be.
 #[must_use]
@@ -139,7 +144,69 @@ fn climb(problem: &Problem) -> Option<Outcome> {
     for start in [vec![When::AtHour; count], chain] {
         better(&mut best, climb_from(problem, &order, &start));
     }
+    let before = best.as_ref().map(|best| best.cost);
+    walk(problem, &mut best);
+    if let Some(walked) = best.as_ref().filter(|walked| Some(walked.cost) < before).map(|walked| walked.choice.clone())
+    {
+        better(&mut best, climb_from(problem, &order, &walked));
+    }
     best
+}
+
+/// The same numbers with every call (SplitMix64, Steele, Lea and Flood 2014): the same problem has the same plan.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) % end.max(1) as u64).unwrap_or(0)
+    }
+
+    fn when(&mut self, count: usize, arrival: usize) -> When {
+        match self.below(count + 2) {
+            0 => When::Before,
+            other if other == arrival + 2 || other == 1 => When::AtHour,
+            other => When::After(other - 2),
+        }
+    }
+}
+
+/// Iterated local search (Lourenço, Martin and Stützle 2003): a part of the best choice is drawn anew, then single
+/// changes are taken that cost no more. Steps that cost the same lead over plateaus, on which strict climbing ends.
+fn walk(problem: &Problem, best: &mut Option<Outcome>) {
+    let count = problem.arrivals.len();
+    for seed in 0..WALKS {
+        let mut dice = Dice(seed);
+        let Some(least) = best.as_ref().filter(|best| best.cost > 0) else { return };
+        let (cost, mut choice) = (least.cost, least.choice.clone());
+        let mut here = if seed == 0 { cost } else { u128::MAX };
+        if seed > 0 {
+            for _ in 0..=count / 3 {
+                let arrival = dice.below(count);
+                let before = choice[arrival];
+                choice[arrival] = dice.when(count, arrival);
+                match evaluate(problem, &choice) {
+                    Some(outcome) => here = outcome.cost,
+                    None => choice[arrival] = before,
+                }
+            }
+        }
+        for _ in 0..STEPS * count {
+            let arrival = dice.below(count);
+            let before = choice[arrival];
+            choice[arrival] = dice.when(count, arrival);
+            match evaluate(problem, &choice).filter(|outcome| outcome.cost <= here) {
+                Some(outcome) => {
+                    here = outcome.cost;
+                    better(best, Some(outcome));
+                }
+                None => choice[arrival] = before,
+            }
+        }
+    }
 }
 
 fn climb_from(problem: &Problem, order: &[usize], start: &[When]) -> Option<Outcome> {
@@ -155,7 +222,8 @@ fn climb_from(problem: &Problem, order: &[usize], start: &[When]) -> Option<Outc
                 has_changed |= try_with(problem, &mut best, &[(*arrival, when)]);
             }
         }
-        has_changed = has_changed || pairs(problem, order, &mut best);
+        // where there are many the walks come to what pairs would, and sooner
+        has_changed = has_changed || (count <= PAIRS_MAX && pairs(problem, order, &mut best));
         if !has_changed {
             break;
         }
@@ -163,20 +231,14 @@ fn climb_from(problem: &Problem, order: &[usize], start: &[When]) -> Option<Outc
     best
 }
 
-/// Both of a pair anew: in every way where there are few, else in those that change who is first.
+/// Both of a pair anew, in every way.
 fn pairs(problem: &Problem, order: &[usize], best: &mut Option<Outcome>) -> bool {
     let count = problem.arrivals.len();
-    let ways = |arrival: usize, other: usize| -> Vec<When> {
-        if count <= PAIRS_MAX {
-            return options(count, arrival).collect();
-        }
-        vec![When::Before, When::AtHour, When::After(other)]
-    };
     let mut has_changed = false;
     for (position, first) in order.iter().enumerate() {
         for second in order.iter().skip(position + 1) {
-            for early in ways(*first, *second) {
-                for late in ways(*second, *first) {
+            for early in options(count, *first) {
+                for late in options(count, *second) {
                     has_changed |= try_with(problem, best, &[(*first, early), (*second, late)]);
                 }
             }
