@@ -1,4 +1,5 @@
 //! The controller in a simulated world, in virtual time.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod at_the_hour;
 mod conformance;
