@@ -54,7 +54,7 @@ pub(crate) struct Pki {
 #[derive(Debug, Args, Clone)]
 struct Folder {
     /// Folder of certificates and keys.
-    #[arg(long = "dir", value_name = "DIR", default_value = "pki")]
+    #[arg(long = "dir", value_name = "DIR", default_value = "pki", global = true)]
     path: PathBuf,
 }
 
@@ -83,10 +83,15 @@ struct Issue {
     #[command(subcommand)]
     whom: Whom,
     /// How long the certificate is valid.
-    #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u16).range(1..=i64::from(DAYS_MAX)))]
+    #[arg(
+        long,
+        default_value_t = 90,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(DAYS_MAX)),
+        global = true
+    )]
     days: u16,
     /// Replace a certificate that is there.
-    #[arg(long)]
+    #[arg(long, global = true)]
     renew: bool,
     #[command(flatten)]
     folder: Folder,
@@ -207,7 +212,7 @@ enum Replace {
 /// A file that is whole or not there.
 fn write(path: &Path, text: &str, mode: u32, replace: Replace) -> anyhow::Result<()> {
     if replace == Replace::No && path.exists() {
-        bail!("{} is there already and is not replaced: take another --dir, or --renew a certificate", path.display());
+        bail!("{} is there already and is not overwritten: take another --dir, or --renew a certificate", path.display());
     }
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
