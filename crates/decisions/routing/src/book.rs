@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tidegate_core::{Monotonic, ReplicaId};
 
 use crate::breaker::{Breaker, BreakerSettings, Report};
+use crate::tally::{Tallied, Tally};
 
 /// Where a replica is in its life, as far as picking is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +62,7 @@ pub struct Replica {
     closed: AtomicBool,
     /// Whether what it still has is to be ended.
     cut: AtomicBool,
+    tally: Tally,
 }
 
 /// Counts cuts of all replicas, so that whoever has many requests looks at them only when there was one.
@@ -82,7 +85,14 @@ impl Replica {
             breaker: Mutex::new(Breaker::new(BreakerSettings::default())),
             closed: AtomicBool::new(true),
             cut: AtomicBool::new(false),
+            tally: Tally::default(),
         }
+    }
+
+    /// What requests have said of it since it was made.
+    #[must_use]
+    pub fn tallied(&self) -> Tallied {
+        self.tally.read()
     }
 
     /// Its id.
@@ -240,6 +250,13 @@ impl Lease {
         }
     }
 
+    /// Counts the time to the first token of what it was booked for.
+    pub fn first_token(&self, time: Duration) {
+        if let Some(replica) = &self.replica {
+            replica.tally.first_token(time);
+        }
+    }
+
     /// Tells the breaker how the attempt ended while the booking stays: the engine has not let go yet.
     pub fn report(&self, report: Report, now: Monotonic) {
         if let Some(replica) = &self.replica {
@@ -258,6 +275,7 @@ impl Drop for Lease {
 
 fn give_back(replica: &Replica, mark: u16, report: Report, now: Monotonic) {
     replica.bookings.end(mark);
+    replica.tally.end();
     report_to(replica, report, now);
 }
 
@@ -265,6 +283,9 @@ fn report_to(replica: &Replica, report: Report, now: Monotonic) {
     // A closed breaker learns nothing from an attempt that says nothing.
     if report == Report::Unknown && replica.closed.load(Ordering::Relaxed) {
         return;
+    }
+    if matches!(report, Report::Bad | Report::Refused) {
+        replica.tally.fault();
     }
     replica.with_breaker(|breaker| breaker.report(report, now));
 }
@@ -285,6 +306,21 @@ mod tests {
         assert_eq!(replica.booked(), 1);
         kept.release(Report::Good, NOW);
         assert_eq!(replica.booked(), 0);
+    }
+
+    #[test]
+    fn a_replica_counts_what_ended_and_what_was_its_own_fault() {
+        let replica = Arc::new(Replica::new("d/0".into()));
+        replica.set_state(ReplicaState::Serving);
+        let lease = replica.book(NOW).unwrap();
+        lease.first_token(Duration::from_millis(30));
+        lease.release(Report::Good, NOW);
+        replica.book(NOW).unwrap().release(Report::Bad, NOW);
+        drop(replica.book(NOW).unwrap());
+        let tallied = replica.tallied();
+        assert_eq!((tallied.ended, tallied.faults), (3, 1));
+        assert_eq!(tallied.ttft.iter().sum::<u64>(), 1);
+        assert_eq!(tallied.ttft[crate::tally::ttft_bucket(Duration::from_millis(30))], 1);
     }
 
     #[test]

@@ -12,7 +12,9 @@
 pub mod book;
 pub mod breaker;
 pub mod pick;
+pub mod tally;
 pub mod target;
 
 pub use book::{Lease, Replica, ReplicaState};
 pub use breaker::{Breaker, BreakerSettings};
+pub use tally::Tallied;

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::attempts::Attempts;
 use crate::care::Care;
-use crate::gate::watch::{Counts, Window};
+use crate::gate::watch::{Counts, ReplicaCounts, Window};
 use crate::launcher::{Blueprint, Launcher};
 use crate::measuring::Measuring;
 use crate::records::{RecordError, Records, Said};
@@ -50,7 +50,7 @@ pub struct Parts {
     pub launcher: Arc<dyn Launcher>,
     /// Who speaks to engines.
     pub care: Arc<dyn Care>,
-    /// Who counts requests; `None`: nobody, and nothing is sent back for doing worse.
+    /// Who counts requests; `None`: the replicas themselves, as the gate of this process has booked them.
     pub counts: Option<Arc<dyn Counts>>,
 }
 
@@ -199,6 +199,7 @@ pub struct Controller {
     pub(crate) attempts: Attempts,
     /// New deployments that are compared with those before them.
     pub(crate) window: Window,
+    pub(crate) counts: Arc<dyn Counts>,
     pub(crate) measuring: Measuring,
     pub(crate) notes: Vec<crate::records::Note>,
     pub(crate) planned_at: Option<Timestamp>,
@@ -228,6 +229,7 @@ impl Controller {
         let (me, inputs) = mpsc::channel(INPUTS_MAX);
         let (status, statuses) = watch::channel(Arc::new(Status::default()));
         let (traffic, traffics) = watch::channel(Arc::new(Traffic::default()));
+        let counts = parts.counts.clone().unwrap_or_else(|| Arc::new(ReplicaCounts::new(traffics.clone())));
         let (eyes, looking) = Eyes::on(Arc::clone(&parts.launcher));
         let mut tasks = JoinSet::new();
         tasks.spawn(looking);
@@ -261,6 +263,7 @@ impl Controller {
             last: None,
             attempts: Attempts::default(),
             window: Window::default(),
+            counts,
             measuring: Measuring::default(),
             notes: Vec::new(),
             planned_at: None,

@@ -426,7 +426,7 @@ impl Controller {
 
     /// Begins to compare the new deployments of an alias with the old ones.
     fn watch(&mut self, alias: &AliasName) {
-        let (Some(counts), Some(run)) = (self.parts.counts.clone(), &self.run) else { return };
+        let (counts, Some(run)) = (Arc::clone(&self.counts), &self.run) else { return };
         let Some(route) = run.row.plan.routes.iter().find(|route| route.alias == *alias) else { return };
         let Some(line) = run.switch.lines.get(alias) else { return };
         let old = route.from.iter().find_map(|target| {
@@ -443,7 +443,7 @@ impl Controller {
 
     /// Looks whether new deployments do worse.
     pub(crate) fn look_at_the_new(&mut self, now: Timestamp) {
-        let Some(counts) = self.parts.counts.clone() else { return };
+        let counts = Arc::clone(&self.counts);
         for (deployment, why) in self.window.look(&*counts) {
             self.regressed(&deployment, &why, now);
         }

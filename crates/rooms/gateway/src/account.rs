@@ -152,6 +152,9 @@ impl Tail {
             if let Some(deployment) = &self.deployment {
                 deployment.metrics.ttft.observe(now.since(self.started).as_secs_f64());
             }
+            if let (Some(running), Some(called)) = (&self.running, self.called) {
+                running.lease.first_token(now.since(called));
+            }
         }
         self.last_byte = Some(now);
     }

@@ -1,16 +1,19 @@
 //! After a switch: do the new replicas do as well as the old ones did?
 //!
-//! Pure. What is counted comes through [`Counts`], which whoever serves requests implements; what is done about a
+//! The rules are pure. What is counted comes through [`Counts`]: replicas count for themselves ([`ReplicaCounts`]); what is done about a
 //! regression (back to the old replicas, which are kept warm meanwhile) is the switch's business.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::DeploymentName;
+pub use tidegate_routing::tally::TTFT_BOUNDS_MS;
+use tidegate_routing::tally::ttft_bucket;
+use tokio::sync::watch;
 
-/// Upper bounds of the histogram's buckets, in milliseconds; one more bucket holds the rest.
-pub const TTFT_BOUNDS_MS: [u64; 18] =
-    [10, 25, 50, 100, 200, 350, 500, 750, 1_000, 1_500, 2_500, 5_000, 7_500, 10_000, 20_000, 40_000, 80_000, 160_000];
+use crate::controller::Traffic;
+
 /// z of the interval in which the true share of faults lies in 19 of 20 cases.
 const Z: f64 = 1.96;
 
@@ -21,7 +24,7 @@ pub struct Ttft([u64; TTFT_BOUNDS_MS.len() + 1]);
 impl Ttft {
     /// Counts one.
     pub fn add(&mut self, time: Duration) {
-        let at = TTFT_BOUNDS_MS.partition_point(|bound| Duration::from_millis(*bound) < time);
+        let at = ttft_bucket(time);
         self.0[at] = self.0[at].saturating_add(1);
     }
 
@@ -113,6 +116,37 @@ impl Counters {
 pub trait Counts: Send + Sync + std::fmt::Debug {
     /// What was counted for a deployment in a revision; `None`: nothing is known of it.
     fn counters(&self, deployment: &DeploymentName, revision: u64) -> Option<Counters>;
+}
+
+/// Counts that the replicas themselves keep.
+#[derive(Debug)]
+pub struct ReplicaCounts {
+    traffic: watch::Receiver<Arc<Traffic>>,
+}
+
+impl ReplicaCounts {
+    /// Of the replicas that a controller has told about last.
+    #[must_use]
+    pub const fn new(traffic: watch::Receiver<Arc<Traffic>>) -> Self {
+        Self { traffic }
+    }
+}
+
+impl Counts for ReplicaCounts {
+    fn counters(&self, deployment: &DeploymentName, revision: u64) -> Option<Counters> {
+        let traffic = Arc::clone(&self.traffic.borrow());
+        let own =
+            traffic.placed.iter().filter(|placed| placed.deployment == *deployment && placed.revision == revision);
+        own.map(|placed| placed.backend.replica().tallied()).fold(None, |sum: Option<Counters>, one| {
+            let sum = sum.unwrap_or_default();
+            let ttft = Ttft(std::array::from_fn(|bucket| sum.ttft.0[bucket].saturating_add(one.ttft[bucket])));
+            Some(Counters {
+                requests: sum.requests.saturating_add(one.ended),
+                replica_faults: sum.replica_faults.saturating_add(one.faults),
+                ttft,
+            })
+        })
+    }
 }
 
 /// When the new ones do worse.
