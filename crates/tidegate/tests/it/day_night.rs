@@ -12,17 +12,17 @@ use crate::gate::{Gate, documents, free_address, program};
 
 /// How the engines of the two shifts behave.
 #[derive(Clone, Copy)]
-struct Engines {
+pub(crate) struct Engines {
     /// Switches of the fake engine that answers `sun`, and of the one that answers `moon`.
     sun: &'static str,
     moon: &'static str,
     drain: &'static str,
 }
 
-const GOOD: Engines = Engines { sun: "answer=sun", moon: "answer=moon", drain: "1s" };
+pub(crate) const GOOD: Engines = Engines { sun: "answer=sun", moon: "answer=moon", drain: "1s" };
 
 /// `chat` is `sun` in the shift that the clock says now and `moon` in the other one, so that every test begins alike.
-fn site(gate: SocketAddr, admin: SocketAddr, engines: Engines) -> String {
+pub(crate) fn site(gate: SocketAddr, admin: SocketAddr, engines: Engines) -> String {
     let engine = fake_engine_program().unwrap();
     let port = free_address().port().min(65_000);
     let (first, second) = (now_and_then(-60), now_and_then(12 * 60));

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod agent;
 mod compiled;
 mod day_night;
 mod gate;
