@@ -24,7 +24,6 @@ use tidegate_engine::tokenizer::Tokenizer;
 use tidegate_gateway::metrics::Metrics;
 use tidegate_gateway::{Clock, CoreParts, Gateway, Shared};
 use tidegate_identity::{PeerThrottle, Pepper, SharedKeyring};
-use tidegate_node::ModelHands;
 use tidegate_policy::limiter::MemoryCounters;
 use tidegate_store::{JournalOptions, Journals, LedgerWriter, Recovery, Store, WriterOptions};
 use tokio::runtime::Handle;
@@ -256,7 +255,7 @@ fn core_parts(listeners: Vec<TcpListener>, journals: &Journals) -> anyhow::Resul
 }
 
 /// The cache as the nodes of this process use it.
-pub(crate) fn hands(models: &Arc<Models>, state: &Path) -> Arc<dyn ModelHands> {
+pub(crate) fn hands(models: &Arc<Models>, state: &Path) -> Arc<CacheHands> {
     let driver = GpuDriver::read(&driver_folder());
     Arc::new(CacheHands::new(Arc::clone(models), state.join("compiled"), driver))
 }

@@ -13,9 +13,10 @@ use tidegate_config::Site;
 use tidegate_modelcache::CacheFault;
 use tidegate_modelcache::cache::Cache;
 use tidegate_node::tls::{ServerTls, TlsFiles};
-use tidegate_node::{LocalNode, LocalNodeSettings, OnExit};
+use tidegate_node::{LocalNode, LocalNodeSettings, ModelHands, OnExit};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 pub(crate) use self::args::AgentArgs;
 use crate::app::hands;
@@ -130,12 +131,17 @@ async fn run(args: &AgentArgs, known: &Known) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
+    let hands = models.as_ref().map(|models| hands(models, state.path()));
     let settings = LocalNodeSettings {
-        models: models.as_ref().map(|models| hands(models, state.path())),
+        models: hands.clone().map(|hands| -> Arc<dyn ModelHands> { hands }),
         ..known.settings(args)?
     };
     let node = Arc::new(LocalNode::open(settings).await.with_context(|| format!("node {}", args.node))?);
     tracing::info!(node = args.node, site = &*known.name, %address, state = %state.path().display(), "agent serves");
+    let mut tasks = JoinSet::new();
+    if let Some(hands) = hands {
+        tasks.spawn(hands.follow(Arc::<LocalNode>::clone(&node)));
+    }
     let agent = Agent::new(Arc::<LocalNode>::clone(&node), tls);
     agent
         .serve(listener, async {
@@ -143,6 +149,7 @@ async fn run(args: &AgentArgs, known: &Known) -> anyhow::Result<ExitCode> {
             tracing::info!(signal, "the agent ends; its engines go on");
         })
         .await;
+    tasks.shutdown().await;
     node.close(OnExit::Leave).await;
     if let Some(models) = models {
         models.stop().await;

@@ -18,7 +18,6 @@ use tidegate_controller::records::StoreRecords;
 use tidegate_controller::route::OwnTable;
 use tidegate_core::ShiftName;
 use tidegate_engine::backend::{BackendSet, Made};
-use tidegate_node::ModelHands;
 use tidegate_planner::desired::{Override, desired};
 use tidegate_store::Store;
 use tokio::sync::oneshot;
@@ -55,7 +54,7 @@ pub(crate) struct Start<'a> {
     pub(crate) cores: usize,
     pub(crate) catalogues: &'a Arc<Catalogues>,
     pub(crate) externals: Arc<Externals>,
-    pub(crate) models: Option<Arc<dyn ModelHands>>,
+    pub(crate) models: Option<Arc<CacheHands>>,
 }
 
 impl Lifecycle {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tidegate_controller::{CompiledFor, ModelFolder, ModelFolders};
 use tidegate_engine::launch::GpuDriver;
 use tidegate_node::{
-    HeldModel, InstanceId, Keep, ModelHands, ModelOrder, ModelReport, ModelState, NodeError, StartOrder,
+    Happened, HeldModel, InstanceId, Keep, ModelHands, ModelOrder, ModelReport, ModelState, Node, NodeError, StartOrder,
 };
 use tokio::sync::Notify;
 
@@ -23,7 +23,20 @@ pub(crate) struct CacheHands {
     folder: PathBuf,
     /// The GPUs here and their driver. Compiled code is kept only where they are known.
     driver: Option<GpuDriver>,
+    /// What engines compile anew, until they serve.
+    compiling: Mutex<BTreeMap<InstanceId, Compiling>>,
 }
+
+/// What an engine compiles that nobody has compiled before.
+#[derive(Debug)]
+struct Compiling {
+    model: PathBuf,
+    of: CompiledFor,
+    folder: PathBuf,
+}
+
+/// The phase of a boot from which on nothing more is compiled.
+const SERVES: &str = "serve";
 
 #[derive(Debug)]
 struct Shared {
@@ -34,29 +47,67 @@ struct Shared {
 
 #[derive(Debug)]
 enum Flight {
-    Coming(String),
+    Coming(ModelState),
     /// Held, so that it is not evicted before its engine has it.
     Here {
         _held: Arc<ModelFolder>,
+        bytes: u64,
     },
-    Failed(String),
+    Failed(ModelState),
 }
 
 impl CacheHands {
     pub(crate) fn new(models: Arc<Models>, folder: PathBuf, driver: Option<GpuDriver>) -> Self {
         let shared = Shared { models, flights: Mutex::default(), changed: Notify::new() };
-        Self { shared: Arc::new(shared), folder, driver }
+        Self { shared: Arc::new(shared), folder, driver, compiling: Mutex::default() }
     }
 
     fn report(order: &ModelOrder, flight: &Flight) -> ModelReport {
         let state = match flight {
-            Flight::Coming(_) => ModelState::Fetching { bytes: 0, total: None, rate: None, eta_seconds: None },
-            Flight::Here { .. } => ModelState::Verified { bytes: 0 },
-            Flight::Failed(why) => {
-                ModelState::Failed { code: "model".to_owned(), message: why.clone(), hint: None, is_retryable: true }
-            }
+            Flight::Coming(state) | Flight::Failed(state) => state.clone(),
+            Flight::Here { bytes, .. } => ModelState::Verified { bytes: *bytes },
         };
         ModelReport { path: order.path.clone(), digest: order.digest.clone(), state }
+    }
+
+    /// Saves what the engines of a node compiled as soon as they serve, and clears what they leave, for ever.
+    pub(crate) async fn follow(self: Arc<Self>, node: Arc<dyn Node>) {
+        let mut after = 0;
+        loop {
+            let events = match node.events(after).await {
+                Ok(events) => events,
+                Err(error) => {
+                    tracing::error!(%error, "compiled code of engines on this node is not saved any more");
+                    return;
+                }
+            };
+            for event in events {
+                after = event.number;
+                match event.what {
+                    Happened::Booted { instance, phase } if phase == SERVES => self.save(&instance).await,
+                    Happened::Ended { instance, .. } => self.clear(&instance),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    async fn save(&self, instance: &InstanceId) {
+        let Some(Compiling { model, of, folder }) = self.compiling.lock().remove(instance) else { return };
+        if let Err(why) = self.shared.models.keep_compiled(&model, &of, &folder).await {
+            tracing::warn!(%instance, why, "compiled code is not saved: the next load compiles anew");
+        }
+    }
+
+    fn clear(&self, instance: &InstanceId) {
+        self.compiling.lock().remove(instance);
+        let folder = self.folder.join(instance.as_str());
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%error, folder = %folder.display(), "cannot remove what an engine has compiled");
+            }
+            Ok(()) | Err(_) => {}
+        }
     }
 
     fn compiled_for(&self, order: &StartOrder) -> Option<CompiledFor> {
@@ -76,14 +127,16 @@ impl CacheHands {
 
 impl Shared {
     async fn bring(self: Arc<Self>, order: ModelOrder) {
-        let own = Arc::clone(&self);
-        let named = order.clone();
-        let say = move |text: String| {
-            own.flights.lock().insert(named.clone(), Flight::Coming(text));
+        let bytes = std::sync::atomic::AtomicU64::new(0);
+        let show = |state: ModelState| {
+            if let ModelState::Fetching { total: Some(total), .. } = state {
+                bytes.store(total, std::sync::atomic::Ordering::Relaxed);
+            }
+            self.flights.lock().insert(order.clone(), Flight::Coming(state));
         };
-        let brought = self.models.folder(&order.path, order.digest.as_deref(), &say).await;
+        let brought = self.models.had(&order.path, order.digest.as_deref(), &|_| (), &show).await;
         let flight = match brought {
-            Ok(folder) => Flight::Here { _held: Arc::new(folder) },
+            Ok(folder) => Flight::Here { _held: Arc::new(folder), bytes: bytes.into_inner() },
             Err(why) => Flight::Failed(why),
         };
         self.flights.lock().insert(order, flight);
@@ -107,7 +160,7 @@ impl ModelHands for CacheHands {
             }
             return Ok(report);
         }
-        let flight = Flight::Coming("begun".to_owned());
+        let flight = Flight::Coming(ModelState::Fetching { bytes: 0, total: None, rate: None, eta_seconds: None });
         let report = Self::report(&order, &flight);
         flights.insert(order.clone(), flight);
         drop(flights);
@@ -129,10 +182,15 @@ impl ModelHands for CacheHands {
 
     async fn compiled(&self, order: &StartOrder, model: &HeldModel) -> Result<PathBuf, NodeError> {
         let target = self.folder.join(order.instance.as_str());
-        if let Some(of) = self.compiled_for(order)
-            && let Err(why) = self.shared.models.lay_out_compiled(&model.path, &of, &target).await
-        {
-            tracing::warn!(why, "compiled code is not laid out: the engine compiles anew");
+        if let Some(of) = self.compiled_for(order) {
+            let found = self.shared.models.lay_out_compiled(&model.path, &of, &target).await;
+            if let Err(why) = &found {
+                tracing::warn!(why, "compiled code is not laid out: the engine compiles anew");
+            }
+            if !found.unwrap_or(false) {
+                let compiling = Compiling { model: model.path.clone(), of, folder: target.clone() };
+                self.compiling.lock().insert(order.instance.clone(), compiling);
+            }
         }
         make(&target)?;
         Ok(target)

@@ -16,7 +16,9 @@ use tidegate_engine::launch::root_cause;
 use tidegate_node::tls::{ClientTls, TlsFiles};
 use tidegate_node::{LocalNode, LocalNodeSettings, ModelHands, OnExit, RemoteNode};
 use tokio::net::lookup_host;
+use tokio::task::JoinSet;
 
+use super::CacheHands;
 use crate::MINDER;
 
 /// The node's name where the documents have none.
@@ -44,6 +46,8 @@ pub(crate) struct Nodes {
     local: BTreeMap<Arc<str>, Arc<LocalNode>>,
     /// With the address that each was made for.
     remote: Mutex<BTreeMap<Arc<str>, (Arc<str>, Arc<RemoteNode>)>>,
+    /// Save what engines compile.
+    tasks: JoinSet<()>,
 }
 
 /// Our end towards the agents.
@@ -69,23 +73,27 @@ async fn host_of(address: &str) -> anyhow::Result<IpAddr> {
 
 impl Nodes {
     /// Opens every node of the documents that has no address: it is this machine.
-    pub(crate) async fn open(site: &Site, state: &Path, models: Option<Arc<dyn ModelHands>>) -> anyhow::Result<Self> {
+    pub(crate) async fn open(site: &Site, state: &Path, models: Option<Arc<CacheHands>>) -> anyhow::Result<Self> {
         let here = site.nodes.iter().filter(|(_, node)| node.address.is_none()).map(|(name, _)| Arc::clone(name));
         let mut names: Vec<Arc<str>> = here.collect();
         if site.nodes.is_empty() {
             names.push(LOCAL.into());
         }
-        let mut local = BTreeMap::new();
+        let (mut local, mut tasks) = (BTreeMap::new(), JoinSet::new());
         for name in names {
             let settings = LocalNodeSettings {
                 orphan_after: Some(ORPHAN_AFTER),
-                models: models.clone(),
+                models: models.clone().map(|models| -> Arc<dyn ModelHands> { models }),
                 ..local_settings(&name, state, site.nodes.get(&name).cloned())?
             };
             let node = LocalNode::open(settings).await.with_context(|| format!("node {name}"))?;
-            local.insert(name, Arc::new(node));
+            let node = Arc::new(node);
+            if let Some(models) = &models {
+                tasks.spawn(Arc::clone(models).follow(Arc::<LocalNode>::clone(&node)));
+            }
+            local.insert(name, node);
         }
-        let nodes = Self { local, remote: Mutex::default() };
+        let nodes = Self { local, remote: Mutex::default(), tasks };
         for (name, _) in site.nodes.iter().filter(|(_, node)| node.address.is_some()) {
             nodes.remote(site, name).with_context(|| format!("node {name}"))?;
         }
@@ -148,7 +156,8 @@ impl Nodes {
     }
 
     /// Ends the engines on this machine; agents keep theirs.
-    pub(crate) async fn close(self) {
+    pub(crate) async fn close(mut self) {
+        self.tasks.shutdown().await;
         for (_, node) in self.local {
             node.close(OnExit::Stop(STOP_PATIENCE)).await;
         }

@@ -22,6 +22,7 @@ use tidegate_modelcache::room::Disk;
 use tidegate_modelcache::verify::VerifyOptions;
 use tidegate_modelcache::verify::scrub::{LOOK_EVERY, ScrubOptions, scrub_next};
 use tidegate_modelcache::{CacheFault, Layout, ModelPath, cache};
+use tidegate_node::ModelState;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -221,10 +222,9 @@ impl Shared {
         keeper: &Arc<Keeper>,
         model: &ModelPath,
         pin: Option<Sha256Digest>,
-        say: &(dyn Fn(String) + Send + Sync),
+        told: &Told<'_>,
     ) -> Result<Pulled, CacheFault> {
         let remote = keeper.open()?;
-        let told = Told::new(model, say);
         loop {
             let done = keeper.pull(model, pin, &remote, &|event| told.take(&event)).await?;
             let shared = Arc::clone(self);
@@ -297,14 +297,19 @@ async fn scrub(keeper: &Keeper, scrub: Scrub) {
 /// A pull as log and status show it.
 struct Told<'a> {
     say: &'a (dyn Fn(String) + Send + Sync),
+    show: &'a (dyn Fn(ModelState) + Send + Sync),
     model: &'a ModelPath,
     state: Mutex<(Tally, Option<Instant>, Option<Instant>)>,
 }
 
 impl<'a> Told<'a> {
-    fn new(model: &'a ModelPath, say: &'a (dyn Fn(String) + Send + Sync)) -> Self {
+    fn new(
+        model: &'a ModelPath,
+        say: &'a (dyn Fn(String) + Send + Sync),
+        show: &'a (dyn Fn(ModelState) + Send + Sync),
+    ) -> Self {
         let tally = Tally::new(Doing::Pulling, model.as_str(), 0);
-        Self { say, model, state: Mutex::new((tally, None, None)) }
+        Self { say, show, model, state: Mutex::new((tally, None, None)) }
     }
 
     fn take(&self, event: &Event) {
@@ -318,6 +323,7 @@ impl<'a> Told<'a> {
             if due(said, SAY_EVERY) {
                 *said = Some(now);
                 (self.say)(line.clone());
+                (self.show)(fetching(tally));
             }
             if due(logged, LOG_EVERY) && tally.whole.bytes < tally.whole.total {
                 *logged = Some(now);
@@ -340,6 +346,12 @@ impl<'a> Told<'a> {
     }
 }
 
+fn fetching(tally: &Tally) -> ModelState {
+    let (rate, left) = tally.pace();
+    let total = (tally.whole.total > 0).then_some(tally.whole.total);
+    ModelState::Fetching { bytes: tally.whole.bytes, total, rate, eta_seconds: left.map(|left| left.as_secs()) }
+}
+
 fn log_progress(line: &str) {
     tracing::info!("{line}");
 }
@@ -359,6 +371,39 @@ impl Drop for Held {
 }
 
 impl Models {
+    /// As [`ModelFolders::folder`], with how far it is in figures, and a fault in its parts.
+    pub(crate) async fn had(
+        &self,
+        path: &str,
+        pinned: Option<&str>,
+        say: &(dyn Fn(String) + Send + Sync),
+        show: &(dyn Fn(ModelState) + Send + Sync),
+    ) -> Result<ModelFolder, ModelState> {
+        let failed = |code: &str, message: String, hint: Option<&str>| ModelState::Failed {
+            code: code.to_owned(),
+            message,
+            hint: hint.map(str::to_owned),
+            is_retryable: true,
+        };
+        let model = ModelPath::parse(path).map_err(|error| failed("bad_path", error.to_string(), None))?;
+        let shared = &self.shared;
+        let ends = || failed("ends", "the process ends".to_owned(), None);
+        let keeper = shared.owned(say).await.ok_or_else(ends)?;
+        // A version never changes: one that is here whole serves also while the store does not answer.
+        let here = pinned.is_none().then(|| self.cached(path)).flatten();
+        let here = here.and_then(|folder| Layout::published_digest(folder.file_name()?.to_str()?));
+        let pin = pinned.and_then(digest).or(here);
+        let told = Told::new(&model, say, show);
+        let fault = |fault: CacheFault| failed(fault.code(), format!("model {model}: {fault}"), Some(fault.hint()));
+        let done = shared.bring(&keeper, &model, pin, &told).await.map_err(fault)?;
+        if done.fetched_bytes > 0 {
+            tracing::info!(%model, digest = %done.digest, bytes = done.fetched_bytes, "model fetched");
+            shared.came.notify_one();
+        }
+        let held = Held { shared: Arc::clone(shared), keeper, digest: done.digest };
+        Ok(ModelFolder { path: PathBuf::from(done.path), hold: Box::new(held) })
+    }
+
     /// The cache, and the key of what an engine compiles for a model that is published in it.
     async fn compiled(&self, model: &Path, of: &CompiledFor) -> Result<(Arc<Keeper>, ArtifactKey), String> {
         let published = model.file_name().and_then(|name| Layout::published_digest(name.to_str()?));
@@ -390,21 +435,14 @@ impl ModelFolders for Models {
         pinned: Option<&str>,
         say: &(dyn Fn(String) + Send + Sync),
     ) -> Result<ModelFolder, String> {
-        let model = ModelPath::parse(path).map_err(|error| error.to_string())?;
-        let shared = &self.shared;
-        let keeper = shared.owned(say).await.ok_or("the process ends")?;
-        let fault = |fault: CacheFault| format!("model {model}: {fault} ({}); {}", fault.code(), fault.hint());
-        // A version never changes: one that is here whole serves also while the store does not answer.
-        let here = pinned.is_none().then(|| self.cached(path)).flatten();
-        let here = here.and_then(|folder| Layout::published_digest(folder.file_name()?.to_str()?));
-        let pin = pinned.and_then(digest).or(here);
-        let done = shared.bring(&keeper, &model, pin, say).await.map_err(fault)?;
-        if done.fetched_bytes > 0 {
-            tracing::info!(%model, digest = %done.digest, bytes = done.fetched_bytes, "model fetched");
-            shared.came.notify_one();
-        }
-        let held = Held { shared: Arc::clone(shared), keeper, digest: done.digest };
-        Ok(ModelFolder { path: PathBuf::from(done.path), hold: Box::new(held) })
+        self.had(path, pinned, say, &|_| ()).await.map_err(|fault| match fault {
+            ModelState::Failed { code, message, hint, .. } => {
+                format!("{message} ({code}){}", hint.map(|hint| format!("; {hint}")).unwrap_or_default())
+            }
+            ModelState::Fetching { .. } | ModelState::Verifying { .. } | ModelState::Verified { .. } => {
+                "not here yet".to_owned()
+            }
+        })
     }
 
     async fn lay_out_compiled(&self, model: &Path, of: &CompiledFor, target: &Path) -> Result<bool, String> {

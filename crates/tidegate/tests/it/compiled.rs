@@ -14,19 +14,22 @@ use crate::gate::{Gate, program};
 const ENGINE: &str = r#"
 import http.server, json, os, pathlib, sys
 arguments = sys.argv[1:]
+book = open(pathlib.Path(__file__).parent / "said", "a")
 value = lambda name: arguments[arguments.index(name) + 1]
 for name in ["VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"]:
     if name not in os.environ:
-        print("untold", name, flush=True)
+        print("untold", name, file=book, flush=True)
         continue
     kernel = pathlib.Path(os.environ[name]) / "ab" / "kernel.so"
     if kernel.exists():
         assert kernel.read_text() == name, name
-        print("found", name, flush=True)
+        print("found", name, file=book, flush=True)
     else:
         kernel.parent.mkdir(parents=True)
         kernel.write_text(name)
-        print("compiled", name, flush=True)
+        print("compiled", name, file=book, flush=True)
+
+print("init engine (profile, create kv cache, warmup model) took 1.00 s", flush=True)
 
 class Engine(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -40,8 +43,23 @@ class Engine(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer({"data": [{"id": value("--served-model-name"), "max_model_len": 2048}]})
     def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        self.answer({"choices": [{"finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        if not asked.get("stream"):
+            self.answer({"choices": [{"finish_reason": "length"}], "usage": usage})
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        head = {"id": "a", "object": "chat.completion.chunk", "created": 1, "model": asked["model"]}
+        said = {"index": 0, "delta": {"role": "assistant", "content": "a"}, "finish_reason": None}
+        over = {"index": 0, "delta": {}, "finish_reason": "length"}
+        parts = [{**head, "choices": [said]}, {**head, "choices": [over]}, {**head, "choices": [], "usage": usage}]
+        for part in [json.dumps(part) for part in parts] + ["[DONE]"]:
+            part = f"data: {part}\n\n".encode()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n")
     def log_message(self, *_):
         pass
 
@@ -87,13 +105,9 @@ spec: {{models: [{{alias: chat, rpm: 1000}}]}}
 }
 
 /// What the engine said of its compiled code, load by load.
-fn said(gate: &Gate) -> Vec<String> {
-    let folder = gate.documents().parent().unwrap().parent().unwrap().join("state/engines");
-    let log = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let log = log.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "log")).unwrap();
-    let text = fs::read_to_string(log).unwrap();
-    let is_it = |line: &&str| ["found", "compiled", "untold"].iter().any(|word| line.starts_with(word));
-    text.lines().filter(is_it).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+fn said(folder: &Path) -> Vec<String> {
+    let text = fs::read_to_string(folder.join("said")).unwrap_or_default();
+    text.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect()
 }
 
 #[test]
@@ -114,7 +128,12 @@ fn what_a_first_load_compiled_is_laid_out_before_the_next_and_only_for_what_it_w
     assert!(pushed.status.success(), "{pushed:?}");
 
     let mut gate = Gate::start_with(Script::vllm("unused"), |gate, admin, _| documents(folder.path(), gate, admin));
-    assert_eq!(said(&gate), ["untold"; 3], "without a driver nothing is known, and nothing is kept");
+    gate.until("loaded", || said(folder.path()).len() == 3);
+    assert_eq!(
+        said(folder.path()),
+        ["compiled"; 3],
+        "for itself alone: without a driver nothing is known, and nothing is kept"
+    );
     assert!(gate.stop().success(), "{}", gate.log());
 
     // A machine with GPUs.
@@ -123,27 +142,27 @@ fn what_a_first_load_compiled_is_laid_out_before_the_next_and_only_for_what_it_w
     fs::write(driver.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu\n").unwrap();
     fs::write(driver.join("gpus/0000:01:00.0/information"), "Model: \t NVIDIA B300\n").unwrap();
     gate.start_again();
-    let kept = "is kept for the next load";
+    let kept = "compile cache saved";
     gate.until("kept", || gate.log().matches(kept).count() == 1);
-    assert_eq!(said(&gate)[3..], ["compiled"; 3]);
+    assert_eq!(said(folder.path())[3..], ["compiled"; 3]);
     assert!(gate.stop().success(), "{}", gate.log());
     gate.start_again();
-    gate.until("found", || said(&gate).len() == 9);
-    assert_eq!(said(&gate)[6..], ["found"; 3]);
+    gate.until("found", || said(folder.path()).len() == 9);
+    assert_eq!(said(folder.path())[6..], ["found"; 3]);
     assert!(gate.metric("tidegate_model_cache_artifact_hits_total") >= 1.0);
     assert!(gate.stop().success(), "{}", gate.log());
 
     // This node's copy is lost: the store has it, for this and for the other nodes.
     fs::remove_dir_all(folder.path().join("cache/artifacts")).unwrap();
     gate.start_again();
-    gate.until("found", || said(&gate).len() == 12);
-    assert_eq!(said(&gate)[9..], ["found"; 3]);
+    gate.until("found", || said(folder.path()).len() == 12);
+    assert_eq!(said(folder.path())[9..], ["found"; 3]);
     assert!(gate.stop().success(), "{}", gate.log());
 
     // Another driver: what is there was compiled for something else.
     fs::write(driver.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.11.02  Thu\n").unwrap();
     gate.start_again();
     gate.until("kept", || gate.log().matches(kept).count() == 2);
-    assert_eq!(said(&gate)[12..], ["compiled"; 3]);
+    assert_eq!(said(folder.path())[12..], ["compiled"; 3]);
     assert!(gate.stop().success(), "{}", gate.log());
 }

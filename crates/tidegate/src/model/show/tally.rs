@@ -105,6 +105,11 @@ impl Tally {
         }
     }
 
+    /// Bytes in a second and the time that is left, as far as they are known.
+    pub(crate) fn pace(&self) -> (Option<u64>, Option<Duration>) {
+        ((self.rate > 0).then_some(self.rate), self.left)
+    }
+
     /// All of it in one line.
     pub(crate) fn line(&self) -> String {
         let Part { bytes, total } = self.whole;
