@@ -296,21 +296,26 @@ impl Controller {
                 tracing::error!(%error, "the controller ends");
                 return error.into();
             }
-            tokio::select! {
+            let heard = tokio::select! {
                 () = &mut end => return Ended::Told,
-                woken = timeout(TURN_EVERY, self.wake()) => {
-                    if let Ok(Some(input)) = woken
-                        && let Err(error) = self.hear(input).await
-                    {
-                        return error.into();
-                    }
-                }
+                woken = timeout(TURN_EVERY, self.wake()) => self.hear_all(woken.ok().flatten()).await,
+            };
+            if let Err(error) = heard {
+                return error.into();
             }
-            // What else has come is heard before the next look at everything.
-            while let Ok(input) = self.inputs.try_recv() {
-                if let Err(error) = self.hear(input).await {
-                    return error.into();
-                }
+        }
+    }
+
+    /// Hears what has come, and what else has come by then: all of it before the next look at everything.
+    async fn hear_all(&mut self, first: Option<Input>) -> Result<(), RecordError> {
+        let mut next = first;
+        loop {
+            if let Some(input) = next {
+                self.hear(input).await?;
+            }
+            next = self.inputs.try_recv().ok();
+            if next.is_none() {
+                return Ok(());
             }
         }
     }

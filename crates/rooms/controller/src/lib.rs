@@ -32,6 +32,7 @@ pub mod sight;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 pub mod status;
+mod takeover;
 pub mod verbs;
 
 pub use folders::{CompiledFor, ModelFolder, ModelFolders};

@@ -374,7 +374,7 @@ fn to_seen(node: &Arc<str>, host: IpAddr, report: InstanceReport) -> Seen {
         InstanceState::Stopping => SeenState::Stopping,
         InstanceState::Ended { exit, cause, .. } => {
             let how = exit.map_or_else(|| "nobody saw how".to_owned(), |exit| exit.to_string());
-            let cause = cause.map_or_else(|| "its log does not say why".to_owned(), |cause| cause);
+            let cause = cause.unwrap_or_else(|| "its log does not say why".to_owned());
             SeenState::Ended { cause: format!("ended ({how}): {cause}").into() }
         }
     };

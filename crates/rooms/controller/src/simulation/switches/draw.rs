@@ -123,15 +123,16 @@ impl Drawn {
         let (day, night) = (self.day.clone(), self.night.clone());
         for index in 0..day.len().max(night.len()) {
             let targets = |name: Option<&String>| {
-                name.map_or("{absent: {}}".to_owned(), |name| format!("{{targets: [{{deployment: {name}}}]}}"))
+                name.map_or_else(|| "{absent: {}}".to_owned(), |name| format!("{{targets: [{{deployment: {name}}}]}}"))
             };
             self.alias(&format!("a{index}"), &targets(day.get(index)), &targets(night.get(index)));
         }
         if let ([first, second, ..], true) = (night.as_slice(), dice.chance(30)) {
             let both =
                 format!("{{targets: [{{deployment: {first}, weight: 30}}, {{deployment: {second}, weight: 70}}]}}");
-            let by_day =
-                day.last().map_or("{absent: {}}".to_owned(), |last| format!("{{targets: [{{deployment: {last}}}]}}"));
+            let by_day = day
+                .last()
+                .map_or_else(|| "{absent: {}}".to_owned(), |last| format!("{{targets: [{{deployment: {last}}}]}}"));
             self.alias("both", &by_day, &both);
         }
         if stays {
