@@ -88,6 +88,7 @@ metadata: {{name: small-v1}}
 spec:
   model: small
   launch: {{replicas: 1}}
+  warmup: {{stabilise: 0s, longContext: false}}
   limits: {{contextTokens: 2048, maxOutputTokens: 64}}
 ---
 kind: Alias
