@@ -212,7 +212,10 @@ enum Replace {
 /// A file that is whole or not there.
 fn write(path: &Path, text: &str, mode: u32, replace: Replace) -> anyhow::Result<()> {
     if replace == Replace::No && path.exists() {
-        bail!("{} is there already and is not overwritten: take another --dir, or --renew a certificate", path.display());
+        bail!(
+            "{} is there already and is not overwritten: take another --dir, or --renew a certificate",
+            path.display()
+        );
     }
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}", std::process::id()));
