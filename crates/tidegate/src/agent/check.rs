@@ -135,7 +135,7 @@ fn disk(args: &AgentArgs, known: &Known) -> Finding {
     };
     let path = cache_path(site, &args.state.state);
     // What is not made yet is on the disk of what will hold it.
-    let there = path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    let there = path.ancestors().find(|path| path.is_dir()).unwrap_or_else(|| Path::new("."));
     match Disk::of(there) {
         Ok(disk) => {
             let keep_free = crate::model::keep_free(site.model_cache.keep_free).bytes(disk.total_bytes);

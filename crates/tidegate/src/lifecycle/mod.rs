@@ -21,7 +21,7 @@ use tidegate_engine::backend::{BackendSet, Made};
 use tidegate_planner::desired::{Override, desired};
 use tidegate_store::Store;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use self::gates::Gates;
 use self::hands::Hands;
@@ -40,8 +40,9 @@ pub(crate) struct Lifecycle {
     hands: Hands,
     nodes: Nodes,
     end: oneshot::Sender<()>,
-    task: JoinHandle<Ended>,
-    following: JoinHandle<()>,
+    /// The controller, and whoever puts what it says into the catalogue; the first returns why it ended.
+    controller: JoinSet<Ended>,
+    following: JoinSet<()>,
 }
 
 /// What a controller is started with.
@@ -74,12 +75,13 @@ impl Lifecycle {
         };
         let (controller, handle) = Controller::new(Arc::clone(site), parts, Arc::new(jiff::Timestamp::now));
         let (end, ended) = oneshot::channel();
-        let task = tokio::spawn(controller.run(async {
+        let (mut running, mut following) = (JoinSet::new(), JoinSet::new());
+        running.spawn(controller.run(async {
             // A sender that is gone means the same.
             let _: Result<(), _> = ended.await;
         }));
-        let following = tokio::spawn(follow(handle.clone(), Arc::clone(catalogues), Arc::clone(&externals)));
-        Ok(Self { handle, externals, hands, nodes, end, task, following })
+        following.spawn(follow(handle.clone(), Arc::clone(catalogues), Arc::clone(&externals)));
+        Ok(Self { handle, externals, hands, nodes, end, controller: running, following })
     }
 
     /// Other documents.
@@ -91,13 +93,15 @@ impl Lifecycle {
 
     /// Ends the controller, then the engines that it started.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let Self { handle: _, externals, hands, nodes, end, task, following } = self;
+        let Self { handle: _, externals, hands, nodes, end, mut controller, mut following } = self;
         // One that has ended needs no telling.
         let _ = end.send(());
-        following.abort();
-        let ended = task.await.context("the controller failed")?;
-        if ended != Ended::Told {
-            tracing::error!(%ended, "the controller had ended before");
+        following.shutdown().await;
+        while let Some(ended) = controller.join_next().await {
+            let ended = ended.context("the controller failed")?;
+            if ended != Ended::Told {
+                tracing::error!(%ended, "the controller had ended before");
+            }
         }
         externals.stop().await;
         drop(hands);

@@ -12,6 +12,7 @@ use tidegate_node::{
     Happened, HeldModel, InstanceId, Keep, ModelHands, ModelOrder, ModelReport, ModelState, Node, NodeError, StartOrder,
 };
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use crate::model::Models;
 
@@ -23,6 +24,8 @@ pub(crate) struct CacheHands {
     folder: PathBuf,
     /// The GPUs here and their driver. Compiled code is kept only where they are known.
     driver: Option<GpuDriver>,
+    /// Models on their way; they end with this.
+    coming: Mutex<JoinSet<()>>,
     /// What engines compile anew, until they serve.
     compiling: Mutex<BTreeMap<InstanceId, Compiling>>,
 }
@@ -59,7 +62,7 @@ enum Flight {
 impl CacheHands {
     pub(crate) fn new(models: Arc<Models>, folder: PathBuf, driver: Option<GpuDriver>) -> Self {
         let shared = Shared { models, flights: Mutex::default(), changed: Notify::new() };
-        Self { shared: Arc::new(shared), folder, driver, compiling: Mutex::default() }
+        Self { shared: Arc::new(shared), folder, driver, coming: Mutex::default(), compiling: Mutex::default() }
     }
 
     fn report(order: &ModelOrder, flight: &Flight) -> ModelReport {
@@ -164,7 +167,9 @@ impl ModelHands for CacheHands {
         let report = Self::report(&order, &flight);
         flights.insert(order.clone(), flight);
         drop(flights);
-        tokio::spawn(Arc::clone(&self.shared).bring(order));
+        let mut coming = self.coming.lock();
+        while coming.try_join_next().is_some() {}
+        coming.spawn(Arc::clone(&self.shared).bring(order));
         Ok(report)
     }
 

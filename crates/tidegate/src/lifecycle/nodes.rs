@@ -40,12 +40,14 @@ pub(crate) fn local_settings(
     Ok(LocalNodeSettings { document, cause: Arc::new(root_cause), ..LocalNodeSettings::new(name, folder, minder) })
 }
 
+/// A node behind an agent, with the address that it was made for.
+type Remote = (Arc<str>, Arc<RemoteNode>);
+
 /// Nodes that are this machine, and nodes behind agents.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     local: BTreeMap<Arc<str>, Arc<LocalNode>>,
-    /// With the address that each was made for.
-    remote: Mutex<BTreeMap<Arc<str>, (Arc<str>, Arc<RemoteNode>)>>,
+    remote: Mutex<BTreeMap<Arc<str>, Remote>>,
     /// Save what engines compile.
     tasks: JoinSet<()>,
 }

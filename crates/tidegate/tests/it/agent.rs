@@ -42,7 +42,7 @@ fn pki(folder: &Path, site: &str, nodes: &[&str]) -> PathBuf {
 struct Agent {
     child: Child,
     address: String,
-    _log: BufReader<ChildStderr>,
+    log: BufReader<ChildStderr>,
 }
 
 /// What an agent is started with.
@@ -65,16 +65,17 @@ impl Started<'_> {
     /// Runs it until it serves.
     fn run(&self) -> Agent {
         let mut child = self.command().spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let log = BufReader::new(child.stderr.take().unwrap());
+        let mut agent = Agent { child, address: String::new(), log };
         let mut said = String::new();
         loop {
             let mut line = String::new();
-            assert!(log.read_line(&mut line).unwrap() > 0, "the agent ended: {said}");
+            assert!(agent.log.read_line(&mut line).unwrap() > 0, "the agent ended: {said}");
             said.push_str(&line);
             let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
             if event["message"] == "agent serves" {
-                let address = event["address"].as_str().unwrap().to_owned();
-                return Agent { child, address, _log: log };
+                event["address"].as_str().unwrap().clone_into(&mut agent.address);
+                return agent;
             }
         }
     }
