@@ -1,6 +1,5 @@
 //! The launcher over processes conforms, too: a real node, its minder, and the fake engine as a program.
 
-use std::ffi::OsString;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,8 +42,7 @@ impl Here {
             engine.display()
         ));
         let folder = TempDir::new().unwrap();
-        let mut settings =
-            LocalNodeSettings::new("n1", folder.path().join("state"), vec![OsString::from(minder.into_os_string())]);
+        let mut settings = LocalNodeSettings::new("n1", folder.path().join("state"), vec![minder.into_os_string()]);
         settings.driver = Driver::None;
         settings.document = site.nodes.get("n1").cloned();
         let node = Arc::new(LocalNode::open(settings).await.unwrap());

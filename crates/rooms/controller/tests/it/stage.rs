@@ -12,7 +12,7 @@ use tidegate_controller::simulation::{Pace, World};
 use tidegate_controller::status::Status;
 use tidegate_planner::hardware::Hardware;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 /// Two shifts on one node of 8 GPUs. `day` and `night` are the memory of each in GB: of 4 GPUs with 100 GB each.
 pub(crate) fn day_night(day: u32, night: u32, schedule: &str) -> String {
@@ -51,7 +51,7 @@ pub(crate) struct Stage {
     pub(crate) site: Arc<Site>,
     pub(crate) handle: ControllerHandle,
     end: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Ended>,
+    running: JoinSet<Ended>,
 }
 
 impl Stage {
@@ -63,8 +63,8 @@ impl Stage {
         let site = site(documents);
         let world = World::new(Hardware::of(&site), &site, at(now), pace);
         let records = Arc::new(MemoryRecords::default());
-        let (handle, end, task) = start(&site, &world, &records);
-        Self { world, records, site, handle, end: Some(end), task }
+        let (handle, end, running) = start(&site, &world, &records);
+        Self { world, records, site, handle, end: Some(end), running }
     }
 
     /// Lets virtual time pass.
@@ -80,10 +80,9 @@ impl Stage {
 
     /// Ends the controller between two steps, as a kill does, and starts another.
     pub(crate) async fn kill_and_restart(&mut self) {
-        self.task.abort();
-        let _ = (&mut self.task).await;
-        let (handle, end, task) = start(&self.site, &self.world, &self.records);
-        (self.handle, self.end, self.task) = (handle, Some(end), task);
+        self.running.shutdown().await;
+        let (handle, end, running) = start(&self.site, &self.world, &self.records);
+        (self.handle, self.end, self.running) = (handle, Some(end), running);
     }
 
     pub(crate) fn status(&self) -> Arc<Status> {
@@ -109,7 +108,7 @@ fn start(
     site: &Arc<Site>,
     world: &Arc<World>,
     records: &Arc<MemoryRecords>,
-) -> (ControllerHandle, oneshot::Sender<()>, JoinHandle<Ended>) {
+) -> (ControllerHandle, oneshot::Sender<()>, JoinSet<Ended>) {
     let table = Arc::<MemoryRecords>::clone(records);
     let parts = Parts {
         records: Arc::<MemoryRecords>::clone(records),
@@ -121,8 +120,9 @@ fn start(
     let clock = Arc::clone(world);
     let (controller, handle) = Controller::new(Arc::clone(site), parts, Arc::new(move || clock.now()));
     let (end, ended) = oneshot::channel::<()>();
-    let task = tokio::spawn(controller.run(async {
+    let mut running = JoinSet::new();
+    running.spawn(controller.run(async {
         let _ = ended.await;
     }));
-    (handle, end, task)
+    (handle, end, running)
 }

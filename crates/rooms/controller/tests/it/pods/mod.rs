@@ -70,7 +70,7 @@ impl ModelHands for Cache {
     }
 
     async fn changed(&self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

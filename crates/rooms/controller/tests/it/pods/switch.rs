@@ -19,7 +19,7 @@ use tidegate_core::{AliasName, ShiftName};
 use tidegate_kubernetes::PoolOrder;
 use tidegate_planner::switch::Outcome;
 use tidegate_testkit::{Conduct, FakeEngine, Script};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::{DIGEST, PATIENCE, Stand};
 
@@ -63,8 +63,8 @@ struct Play {
     records: Arc<MemoryRecords>,
     clock: Clock,
     handle: ControllerHandle,
-    controller: JoinHandle<Ended>,
-    _gateway: tokio::task::JoinSet<()>,
+    controller: JoinSet<Ended>,
+    _gateway: JoinSet<()>,
 }
 
 async fn play(name: &'static str, test: u8, night: &str) -> Play {
@@ -106,7 +106,7 @@ fn control(
     launcher: Arc<dyn Launcher>,
     records: &Arc<MemoryRecords>,
     clock: &Clock,
-) -> (ControllerHandle, JoinHandle<Ended>) {
+) -> (ControllerHandle, JoinSet<Ended>) {
     let aliases = BTreeSet::from([AliasName::from("big")]);
     let routes = HttpRoutes::new(stand.cluster.clone(), HttpRouteSettings { aliases, ..HttpRouteSettings::default() });
     let table = OwnTable::new(Arc::<MemoryRecords>::clone(records), Arc::new(NoGates));
@@ -118,14 +118,15 @@ fn control(
         counts: None,
     };
     let (controller, handle) = Controller::new(Arc::clone(&stand.site), parts, Arc::clone(clock));
-    (handle, tokio::spawn(controller.run(std::future::pending())))
+    let mut running = JoinSet::new();
+    running.spawn(controller.run(std::future::pending()));
+    (handle, running)
 }
 
 impl Play {
     /// Ends the controller as a kill does, and starts another with another view of the cluster.
     async fn kill_and_restart(&mut self) {
-        self.controller.abort();
-        let _ = (&mut self.controller).await;
+        self.controller.shutdown().await;
         let launcher: Arc<dyn Launcher> = Arc::new(self.stand.restarted());
         (self.handle, self.controller) = control(&self.stand, launcher, &self.records, &self.clock);
     }
@@ -152,7 +153,7 @@ impl Play {
         let is_over = |status: &Status| {
             status.switch.is_none() && status.last.as_ref().is_some_and(|last| last.to.as_str() == to)
         };
-        self.until(&format!("the switch to {to} is over"), is_over).await.last.as_ref().unwrap().outcome.clone()
+        self.until(&format!("the switch to {to} is over"), is_over).await.last.as_ref().unwrap().outcome
     }
 
     async fn backend(&self) -> Value {
