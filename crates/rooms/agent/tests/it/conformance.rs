@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tidegate_node::wire::status;
 use tidegate_node::{
-    Exit, Happened, InstanceState, Keep, LogMark, ModelOrder, ModelState, Node, NodeError, OnExit, Proof, ProvenBy,
+    Exit, Happened, InstanceId, InstanceState, Keep, LogMark, ModelOrder, ModelState, Node, NodeError, OnExit, Proof,
+    ProvenBy,
 };
 
 use crate::house::{House, NODE, ended, id, order};
@@ -57,27 +58,36 @@ async fn an_engine_is_started_seen_read_stopped_proven_and_forgotten(node: &dyn 
     assert!(matches!(started.state, InstanceState::Running { .. }), "{started:?}");
     assert_eq!((started.generation, started.revision, &*started.deployment), (3, u64::MAX, "small"));
     let a = id("a-0-g3");
-    let mut after = 0;
-    'booted: loop {
-        for event in node.events(after).await.unwrap() {
-            after = event.number;
-            if matches!(&event.what, Happened::Booted { phase, .. } if phase == "load") {
-                break 'booted;
-            }
-        }
-    }
-    let log = node.log(&a, 0, 1 << 20).await.unwrap();
+    until_loading(node).await;
+    read_stopped_proven_forgotten(node, &a).await;
+}
+
+async fn read_stopped_proven_forgotten(node: &dyn Node, a: &InstanceId) {
+    let log = node.log(a, 0, 1 << 20).await.unwrap();
     assert_eq!(log.text, "ä\n\"\nloading\n");
-    assert_eq!(node.log(&a, 5, 7).await.unwrap().text, "loading");
-    assert_eq!(node.forget(3, &a).await.unwrap_err().code(), "bad_request", "it runs");
-    node.stop(3, &a, Duration::ZERO).await.unwrap();
-    ended(node, &a).await;
+    assert_eq!(node.log(a, 5, 7).await.unwrap().text, "loading");
+    assert_eq!(node.forget(3, a).await.unwrap_err().code(), "bad_request", "it runs");
+    node.stop(3, a, Duration::ZERO).await.unwrap();
+    ended(node, a).await;
     let listed = node.instances().await.unwrap();
     assert!(matches!(listed[0].state, InstanceState::Ended { exit: Some(Exit::Signal(9)), .. }), "{listed:?}");
-    assert_eq!(node.prove(3, &a).await.unwrap(), Proof::Free { by: ProvenBy::Processes });
-    node.forget(3, &a).await.unwrap();
-    node.forget(3, &a).await.unwrap();
+    assert_eq!(node.prove(3, a).await.unwrap(), Proof::Free { by: ProvenBy::Processes });
+    node.forget(3, a).await.unwrap();
+    node.forget(3, a).await.unwrap();
     assert_eq!(node.instances().await.unwrap(), []);
+}
+
+/// Waits until a boot is said to load.
+async fn until_loading(node: &dyn Node) {
+    let mut after = 0;
+    let is_loading = |what: &Happened| matches!(what, Happened::Booted { phase, .. } if phase == "load");
+    loop {
+        let events = node.events(after).await.unwrap();
+        if events.iter().any(|event| is_loading(&event.what)) {
+            return;
+        }
+        after = events.last().map_or(after, |event| event.number);
+    }
 }
 
 async fn a_start_that_is_said_twice_is_one_engine(node: &dyn Node, _house: &House) {
