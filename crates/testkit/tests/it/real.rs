@@ -1,5 +1,6 @@
 //! Real servers are started, damaged beneath, cut off and ended.
 
+use std::io::{Read as _, Write as _};
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -57,8 +58,20 @@ fn seaweedfs_serves_and_ends() {
     put(&real, "a/b", "0123456789");
     assert_eq!(ask(&real, "GET", "a/b", &["--range", "2-5"]), (206, b"2345".to_vec()));
     let address = real.url().trim_start_matches("http://").to_owned();
+    assert!(answers_as_seaweedfs(&address));
     drop(real);
-    assert!(std::net::TcpStream::connect(address).is_err());
+    // Its port may be another test's by now.
+    assert!(!answers_as_seaweedfs(&address));
+}
+
+fn answers_as_seaweedfs(address: &str) -> bool {
+    let Ok(mut stream) = std::net::TcpStream::connect(address) else { return false };
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    // Whoever says nothing is not the one.
+    let _ = stream.take(64 << 10).read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).to_lowercase().contains("seaweedfs")
 }
 
 #[tokio::test]
