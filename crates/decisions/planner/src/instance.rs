@@ -22,6 +22,8 @@ use crate::generation::{Generation, Stamped};
 pub const RETRY_AFTER: [Duration; 3] = [Duration::from_mins(1), Duration::from_mins(5), Duration::from_mins(15)];
 /// Wait before an engine that was proven and broke is started again: the first attempt of those that follow.
 pub const RESTART_AFTER: Duration = Duration::from_secs(1);
+/// One that served for so long after its proof is forgiven what broke it before.
+pub const FORGIVEN_AFTER: Duration = Duration::from_mins(10);
 /// Attempts of a start in all; then none until somebody changes something.
 pub const ATTEMPTS_MAX: u32 = 3;
 /// From the polite signal to the other one.
@@ -244,6 +246,10 @@ pub struct Instance {
     pub state: State,
     /// Whether it is to be started as soon as its model is there.
     pub is_wanted: bool,
+    /// When it was proven last, as far as that was seen.
+    pub proven_at: Option<Timestamp>,
+    /// How often in a row it broke soon after a proof.
+    pub breaks: u32,
 }
 
 impl State {
@@ -274,7 +280,7 @@ impl Instance {
     /// A replica of which nothing is there yet.
     #[must_use]
     pub const fn new(generation: Generation, clocks: Clocks) -> Self {
-        Self { generation, clocks, state: State::Absent, is_wanted: false }
+        Self { generation, clocks, state: State::Absent, is_wanted: false, proven_at: None, breaks: 0 }
     }
 
     /// What an event makes of it, and what is to be done. An event of another generation changes nothing.
@@ -297,6 +303,7 @@ impl Instance {
             Event::Proven => {
                 if matches!(self.state, State::Warming { .. }) {
                     self.state = State::Serving;
+                    self.proven_at = Some(now);
                 }
             }
             Event::Fault(fault) => self.fault(fault, now, out),
@@ -408,12 +415,11 @@ impl Instance {
                 return self.fail(fault, attempt, now, out);
             }
             State::Loading { attempt, .. } | State::Warming { attempt, .. } => *attempt,
-            // it has been proven: the first start after that is at once
             State::Serving
             | State::Draining { .. }
             | State::Drained
             | State::FallingAsleep { .. }
-            | State::Asleep { .. } => 0,
+            | State::Asleep { .. } => self.broken(now),
             State::Absent
             | State::Verified { .. }
             | State::Stopping { .. }
@@ -426,6 +432,19 @@ impl Instance {
             out.push(Effect::EndStreams);
         }
         self.stop(End::Fault { fault, attempt }, now, out);
+    }
+
+    /// The attempt that a break after a proof counts as: the first is followed by a start at once, those that come soon
+    /// after it by the waits of a start that fails, so that no engine is started and proven without end.
+    fn broken(&mut self, now: Timestamp) -> u32 {
+        // on its way out it is not started again, however often it broke
+        if !self.is_wanted {
+            return 0;
+        }
+        let forgiven = self.proven_at.is_none_or(|proven| now >= after(proven, FORGIVEN_AFTER));
+        let before = if forgiven { 0 } else { self.breaks };
+        self.breaks = before + 1;
+        before
     }
 
     fn fail(&mut self, fault: Arc<str>, attempt: u32, now: Timestamp, out: &mut Vec<Effect>) {
@@ -451,7 +470,7 @@ impl Instance {
             | State::Asleep { .. }) => {
                 let attempt = match &state {
                     State::Loading { attempt, .. } | State::Warming { attempt, .. } => *attempt,
-                    _ => 0,
+                    _ => self.broken(now),
                 };
                 self.prove(End::Fault { fault: Arc::from("exited"), attempt }, now, out);
             }
@@ -479,6 +498,7 @@ impl Instance {
     }
 
     fn forget(&mut self, now: Timestamp, out: &mut Vec<Effect>) {
+        self.breaks = 0;
         if matches!(self.state, State::Failed { .. }) {
             self.state = State::Absent;
             if self.is_wanted {

@@ -48,7 +48,7 @@ impl Controller {
         self.measure(now).await?;
         self.decide(now).await?;
         self.keep_models(now);
-        self.tidy();
+        self.tidy(now);
         self.publish(now);
         Ok(())
     }
@@ -347,7 +347,7 @@ impl Controller {
     }
 
     /// Forgets replicas of which nothing is left, and ends those that nobody wants.
-    fn tidy(&mut self) {
+    fn tidy(&mut self, now: Timestamp) {
         let is_listed = |run: &Run, replica: &ReplicaHandle| {
             let is = |(key, seat): &(ReplicaKey, Seat), revision| {
                 replica.order.key == *key && replica.order.seat == *seat && replica.order.blueprint.revision == revision
@@ -362,7 +362,14 @@ impl Controller {
             let is_failed = matches!(replica.state(), State::Failed { retry_at: None, .. });
             is_failed && !run.is_some_and(|run| is_listed(run, replica))
         };
-        self.replicas.iter().filter(is_lost).for_each(|replica| replica.tell(instance::Event::Unwant));
+        for replica in self.replicas.iter().filter(is_lost) {
+            // One that was told to go counts nothing; one that broke again and again is not tried anew by the next plan.
+            if let State::Failed { fault, attempt: 1.., .. } = replica.state() {
+                let (name, revision) = (&replica.order.key.deployment, replica.order.blueprint.revision);
+                self.attempts.fail(name, revision, fault, true, now);
+            }
+            replica.tell(instance::Event::Unwant);
+        }
     }
 
     /// A person's word that a GPU is free counts for every replica that was on it.

@@ -151,7 +151,7 @@ pub fn drive(
     let is_wanted = !matches!(state, State::Absent | State::Stopped);
     // One that was taken over has been started already: its next start has another name.
     let starts = u32::from(is_wanted);
-    let instance = Instance { generation: Generation(0), clocks, state, is_wanted };
+    let instance = Instance { state, is_wanted, ..Instance::new(Generation(0), clocks) };
     let driver = Driver {
         base: order.instance.clone(),
         order: order.clone(),

@@ -227,3 +227,43 @@ fn one_that_breaks_on_its_way_out_is_not_started_again_by_itself_but_can_be_want
     let (replica, _) = step(replica, Want, later);
     assert_eq!(replica.state, State::Fetching { attempt: 1 });
 }
+
+#[test]
+fn an_engine_that_breaks_soon_after_every_proof_is_not_started_without_end() {
+    let (mut instance, _) = run(&[Event::Want]);
+    let mut now = start();
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        for event in [Event::Verified, Event::Loaded, Event::Proven] {
+            instance = step(instance, event, now).0;
+        }
+        assert_eq!(instance.state, State::Serving);
+        now += SignedDuration::from_secs(30);
+        for event in [Event::Fault(Arc::from("hang")), Event::Ended, Event::MemoryFree] {
+            instance = step(instance, event, now).0;
+        }
+        let State::Failed { at, retry_at, .. } = instance.state else { panic!("{instance:?}") };
+        let wait = retry_at.map(|retry_at| retry_at.duration_since(at).as_secs());
+        waits.push(wait);
+        now += SignedDuration::from_secs(wait.unwrap_or(0));
+        instance = step(instance, Event::Tick, now).0;
+    }
+    assert_eq!(waits, [Some(1), Some(60), Some(300), None], "at once, then as a start that fails, then not by itself");
+}
+
+#[test]
+fn an_engine_that_breaks_after_a_long_service_is_started_at_once_every_time() {
+    let (mut instance, _) = run(&[Event::Want, Event::Verified, Event::Loaded, Event::Proven]);
+    let mut now = start();
+    for _ in 0..6 {
+        now += SignedDuration::from_mins(10);
+        for event in [Event::Fault(Arc::from("hang")), Event::Ended, Event::MemoryFree] {
+            instance = step(instance, event, now).0;
+        }
+        now += SignedDuration::from_secs(1);
+        for event in [Event::Tick, Event::Verified, Event::Loaded, Event::Proven] {
+            instance = step(instance, event, now).0;
+        }
+        assert_eq!(instance.state, State::Serving);
+    }
+}

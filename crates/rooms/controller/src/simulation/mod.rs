@@ -189,6 +189,12 @@ impl World {
         self.inner.lock().cut.clone()
     }
 
+    /// How many instances were started.
+    #[must_use]
+    pub fn started(&self) -> usize {
+        self.inner.lock().used.len()
+    }
+
     /// Where an alias goes.
     #[must_use]
     pub fn route(&self, alias: &str) -> Option<RouteRow> {

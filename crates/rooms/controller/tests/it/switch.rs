@@ -1,6 +1,7 @@
 //! A day and a night.
 
 use tidegate_controller::simulation::Temper;
+use tidegate_controller::verbs::Verb;
 
 use crate::stage::{Stage, day_night};
 
@@ -82,4 +83,24 @@ async fn memory_that_does_not_come_back_is_nobodys_and_the_night_does_not_load_o
     assert!(status.quarantined().next().is_some(), "{status:#?}");
     assert!(!stage.world.running().contains("night-1"), "{status:#?}");
     stage.right();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_breaks_soon_after_every_proof_is_given_up_with_its_reason() {
+    let stage = Stage::new(&day_night(160, 160, ""), "2026-12-01T10:00:00Z");
+    stage.world.temper("day-1", Temper { breaks_in_service: true, ..Temper::default() });
+    stage.pass(2 * 3_600).await;
+    let status = stage.status();
+    assert!(stage.world.running().is_empty(), "{status:#?}");
+    assert!(
+        status.failures.iter().any(|failure| failure.fault.contains("hang") && failure.next_at.is_none()),
+        "{status:#?}"
+    );
+    assert!(stage.world.started() <= 8, "{} starts", stage.world.started());
+    stage.right();
+    // Somebody has mended it and says so.
+    stage.world.temper("day-1", Temper::default());
+    stage.handle.say(Verb::Resume, "test").await.unwrap();
+    stage.pass(300).await;
+    assert!(stage.is_answered("big"), "{:#?}", stage.status());
 }
