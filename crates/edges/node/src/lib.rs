@@ -30,6 +30,7 @@ mod proof;
 pub mod remote;
 pub mod report;
 mod seam;
+pub mod tasks;
 pub mod tls;
 pub mod wire;
 

@@ -1,14 +1,14 @@
 //! Connections: accepted, shown a certificate, served and ended.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use parking_lot::Mutex;
 use tidegate_node::Node;
+use tidegate_node::tasks::{Owned, Tasks};
 use tidegate_node::tls::ServerTls;
 use tidegate_node::wire::HEADER_BYTES_MAX;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy, sink};
@@ -46,22 +46,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Agent {
     node: Arc<dyn Node>,
     tls: ServerTls,
-}
-
-#[derive(Clone)]
-struct Tasks(Weak<Mutex<JoinSet<()>>>);
-
-impl<F> hyper::rt::Executor<F> for Tasks
-where
-    F: Future + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        if let Some(tasks) = self.0.upgrade() {
-            let mut tasks = tasks.lock();
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(async move { drop(task.await) });
-        }
-    }
 }
 
 impl Agent {
@@ -132,14 +116,14 @@ async fn connection(
             return Err(error.to_string());
         }
     };
-    let tasks = Arc::new(Mutex::new(JoinSet::new()));
+    let tasks = Owned::default();
     let (ending, mut ended) = (stopped.clone(), stopped);
     let service = service_fn(move |request| {
         let (node, ending) = (Arc::clone(&node), ending.clone());
         async move { Ok::<_, Infallible>(answer(node, request, ending).await) }
     });
     let mut served = std::pin::pin!(
-        http2::Builder::new(Tasks(Arc::downgrade(&tasks)))
+        http2::Builder::new(Tasks::of(&tasks))
             .timer(TokioTimer::new())
             .max_concurrent_streams(STREAMS_MAX)
             .max_header_list_size(HEADER_BYTES_MAX)

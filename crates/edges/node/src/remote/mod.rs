@@ -5,7 +5,7 @@ mod witness;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,12 +15,10 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -31,6 +29,7 @@ use crate::id::InstanceId;
 use crate::order::{Keep, ModelOrder, StartOrder};
 use crate::report::{Event, InstanceReport, LogPart, ModelReport, Proof};
 use crate::seam::{EVENTS_WAIT, LOG_PART_MAX, Node};
+use crate::tasks::{Owned, Tasks};
 use crate::tls::{ClientTls, Stamp};
 use crate::wire::{ANSWER_BYTES_MAX, EVENT_BYTES_MAX, HEADER_BYTES_MAX, Have, Kept, Release, Start, Stop, Told};
 
@@ -44,23 +43,6 @@ pub const START_WITHIN: Duration = Duration::from_secs(60);
 const EVENTS_GRACE: Duration = Duration::from_secs(10);
 /// How often an idle connection is tried, and how long the answer to that may take.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
-
-/// Runs what a connection needs for as long as its owner is there.
-#[derive(Clone)]
-struct Tasks(Weak<Mutex<JoinSet<()>>>);
-
-impl<F> hyper::rt::Executor<F> for Tasks
-where
-    F: Future + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        if let Some(tasks) = self.0.upgrade() {
-            let mut tasks = tasks.lock();
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(async move { drop(task.await) });
-        }
-    }
-}
 
 #[derive(Clone)]
 struct Connection {
@@ -80,7 +62,7 @@ pub struct RemoteNode {
     address: Arc<str>,
     tls: ClientTls,
     connection: tokio::sync::Mutex<Option<Connection>>,
-    tasks: Arc<Mutex<JoinSet<()>>>,
+    tasks: Owned,
 }
 
 impl fmt::Debug for RemoteNode {
@@ -138,7 +120,7 @@ impl RemoteNode {
         let stream = stream.map_err(|error| self.handshake_fault(&error))?;
         let seen = Seen::default();
         let stream = Witness { inner: stream, seen: Arc::clone(&seen) };
-        let tasks = Tasks(Arc::downgrade(&self.tasks));
+        let tasks = Tasks::of(&self.tasks);
         let (sender, driver) = http2::Builder::new(tasks.clone())
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEP_ALIVE)
