@@ -3,14 +3,11 @@
 use std::process::ExitCode;
 
 use crate::cli::Check;
-use crate::{EXIT_DOCUMENTS, load, outlook, terminal};
+use crate::{EXIT_DOCUMENTS, load, terminal};
 
 /// Checks and reports.
 pub(crate) fn check(args: &Check) -> anyhow::Result<ExitCode> {
-    let mut checked = load::documents(&args.documents)?;
-    // what is not right as it stands is not planned on
-    let (wrong, notices) = checked.site.as_ref().map(outlook::diagnostics).unwrap_or_default();
-    checked.diagnostics.extend(wrong);
+    let (checked, notices) = load::planned(&args.documents)?;
     let errors = checked.errors();
     if args.json {
         let answer = serde_json::json!({"ok": errors == 0, "errors": errors, "diagnostics": checked.diagnostics});
@@ -21,7 +18,7 @@ pub(crate) fn check(args: &Check) -> anyhow::Result<ExitCode> {
         }
         notices.iter().for_each(|notice| terminal::note(&format!("note: {notice}")));
         match &checked.site {
-            Some(site) if errors == 0 => terminal::answer(&format!(
+            Some(site) => terminal::answer(&format!(
                 "{}: {} models, {} deployments, {} aliases, {} teams; shifts: {}",
                 site.name,
                 site.models.len(),
@@ -30,7 +27,7 @@ pub(crate) fn check(args: &Check) -> anyhow::Result<ExitCode> {
                 site.teams.len(),
                 site.shifts().iter().map(|shift| shift.as_str()).collect::<Vec<_>>().join(", "),
             )),
-            Some(_) | None => terminal::note(&format!("{errors} error(s); nothing of these documents would be taken")),
+            None => terminal::note(&format!("{errors} error(s); nothing of these documents would be taken")),
         }
     }
     Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DOCUMENTS) })

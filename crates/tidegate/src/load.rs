@@ -7,6 +7,8 @@ use anyhow::{Context as _, bail};
 use tidegate_config::site::SecretRef;
 use tidegate_config::{Checked, Source};
 
+use crate::outlook;
+
 /// Largest secret or certificate file.
 const SECRET_BYTES_MAX: u64 = 1024 * 1024;
 /// Files of one directory of documents.
@@ -27,6 +29,17 @@ pub(crate) fn documents(at: &Path) -> anyhow::Result<Checked> {
         }
     }
     Ok(tidegate_config::check(&sources))
+}
+
+/// As [`documents`], and what the planner finds in them: a site that cannot be carried out is refused like one that cannot
+/// be read. The texts are notices for people.
+pub(crate) fn planned(at: &Path) -> anyhow::Result<(Checked, Vec<String>)> {
+    let mut checked = documents(at)?;
+    // what is not right as it stands is not planned on
+    let (wrong, notices) = checked.site.as_ref().map(outlook::diagnostics).unwrap_or_default();
+    checked.diagnostics.extend(wrong);
+    checked.site = checked.site.take().filter(|_| checked.errors() == 0);
+    Ok((checked, notices))
 }
 
 /// Every file that the documents consist of, those that they name included; as far as they can be read.

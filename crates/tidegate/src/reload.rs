@@ -111,7 +111,7 @@ struct Fresh {
 
 /// Reads and checks the documents; the text says everything that is wrong with them.
 fn read(documents: &Path, models: Option<&Models>) -> Result<Fresh, String> {
-    let checked = load::documents(documents).map_err(|error| format!("{error:#}"))?;
+    let (checked, _) = load::planned(documents).map_err(|error| format!("{error:#}"))?;
     let site = checked.site.ok_or_else(|| {
         let all: Vec<_> = checked.diagnostics.iter().map(tidegate_config::Diagnostic::render).collect();
         all.join("\n")

@@ -25,7 +25,7 @@ const BACKGROUND_THREADS: usize = 2;
 pub(crate) fn up(args: &Up) -> anyhow::Result<ExitCode> {
     telemetry::start(args.log_text);
     let loaded = Fingerprint::of(&args.documents);
-    let checked = load::documents(&args.documents)?;
+    let (checked, _) = load::planned(&args.documents)?;
     let Some(site) = checked.site else {
         for diagnostic in &checked.diagnostics {
             terminal::note(&diagnostic.render());

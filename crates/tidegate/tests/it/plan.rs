@@ -58,6 +58,13 @@ fn a_schedule_whose_gap_is_longer_than_allowed_is_refused_and_says_what_would_me
 }
 
 #[test]
+fn what_check_refuses_is_not_started_either() {
+    let (output, _, said) = run("0s", &["up"]);
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(said.contains("alias `chat` would have a gap of 20m, 0s is allowed"), "{said}");
+}
+
+#[test]
 fn a_plan_says_what_happens_as_text_as_json_and_as_a_picture() {
     let at = ["--at", "2026-12-01T12:00"];
     let (output, text, _) = run("20m", &[&["plan"], at.as_slice()].concat());
