@@ -15,10 +15,12 @@ use tidegate_console::{Panel, Readiness};
 use tidegate_controller::controller::ControllerHandle;
 use tidegate_controller::externals::Externals;
 use tidegate_core::{ShiftName, TeamName};
+use tidegate_engine::backend::Backend;
 use tidegate_gateway::Shared;
+use tidegate_routing::ReplicaState;
 use tidegate_store::{Journals, LedgerWriter};
 
-use crate::lifecycle::{self, ReplicaStatus, replicas};
+use crate::lifecycle::{self, replicas};
 use crate::model::Models;
 
 /// How long a settled request may stay in a core's buffer before its tick writes it.
@@ -66,12 +68,14 @@ impl Desk {
     }
 
     /// Whether somebody serves, or nobody is to.
-    fn serves(&self, replicas: &[ReplicaStatus]) -> bool {
-        if !replicas.is_empty() {
-            return replicas.iter().any(|replica| replica.state == "serving");
-        }
-        // In its first moments the controller has begun nothing yet.
+    /// Whether a caller of some alias would find a replica by the way that requests take, or none is to be found now.
+    fn serves(&self) -> bool {
         let catalogue = self.shared.catalogue.load();
+        let is_serving = |backend: &Arc<Backend>| backend.replica().state() == ReplicaState::Serving;
+        let mut targets = catalogue.aliases.values().flat_map(|alias| &alias.targets);
+        if targets.any(|target| target.deployment.backends.iter().any(is_serving)) {
+            return true;
+        }
         let wanted = tidegate_planner::desired::set_of(&catalogue.site, &catalogue.shift);
         !wanted.iter().filter_map(|name| catalogue.site.deployments.get(name)).any(has_replicas)
     }
@@ -111,8 +115,8 @@ impl Panel for Desk {
         if self.shared.draining.load(std::sync::atomic::Ordering::Relaxed) {
             waiting_for.push("the gate is draining".to_owned());
         }
-        if !self.serves(&replicas(&self.lifecycle.status(), &self.externals)) {
-            waiting_for.push("no replica serves yet".to_owned());
+        if !self.serves() {
+            waiting_for.push("no alias is served yet".to_owned());
         }
         if self.journals.is_pressed() {
             waiting_for.push("the journal is nearly full or cannot be written".to_owned());

@@ -28,7 +28,7 @@ use self::hands::Hands;
 pub(crate) use self::models::CacheHands;
 use self::nodes::Nodes;
 pub(crate) use self::nodes::local_settings;
-pub(crate) use self::view::{ReplicaStatus, asked, lifecycle, replicas};
+pub(crate) use self::view::{asked, lifecycle, replicas};
 use crate::catalogues::Catalogues;
 use crate::cli::ClusterArgs;
 
