@@ -18,7 +18,6 @@ pub mod controller;
 mod cycle;
 pub mod engines;
 pub mod externals;
-mod folders;
 pub mod gate;
 pub mod launcher;
 pub mod leader;
@@ -34,5 +33,3 @@ pub mod simulation;
 pub mod status;
 mod takeover;
 pub mod verbs;
-
-pub use folders::{CompiledFor, ModelFolder, ModelFolders};

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tidegate_controller::{CompiledFor, ModelFolder, ModelFolders};
 use tidegate_engine::launch::GpuDriver;
 use tidegate_node::{
     Happened, HeldModel, InstanceId, Keep, ModelHands, ModelOrder, ModelReport, ModelState, Node, NodeError, StartOrder,
@@ -14,7 +13,7 @@ use tidegate_node::{
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::model::Models;
+use crate::model::{CompiledFor, ModelFolder, Models};
 
 /// The cache, and what is on its way into it.
 #[derive(Debug)]

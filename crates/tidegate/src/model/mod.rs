@@ -10,6 +10,7 @@
 
 mod args;
 mod exit;
+mod folders;
 mod gc;
 mod keeper;
 mod ls;
@@ -35,6 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(crate) use self::args::Model;
 use self::args::ModelVerb;
 use self::exit::Ended;
+pub(crate) use self::folders::{CompiledFor, ModelFolder};
 use self::keeper::Keeper;
 pub(crate) use self::metrics::CacheCollector;
 pub(crate) use self::owner::Models;

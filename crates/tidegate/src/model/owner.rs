@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidegate_config::Site;
 use tidegate_config::site::{ModelSource, Scrub};
-use tidegate_controller::{CompiledFor, ModelFolder, ModelFolders};
 use tidegate_core::Sha256Digest;
 use tidegate_modelcache::artifact::{self, ArtifactKey, LaidOut};
 use tidegate_modelcache::cache::{Cache, CacheOptions, ListedState};
@@ -27,6 +25,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use super::folders::{CompiledFor, ModelFolder};
 use super::keeper::{Keeper, Pulled};
 use super::place::{StoreAt, digest, keep_free};
 use super::show::{Doing, Tally};
@@ -427,9 +426,10 @@ fn said(fault: CacheFault) -> String {
     format!("{fault} ({}); {}", fault.code(), fault.hint())
 }
 
-#[async_trait]
-impl ModelFolders for Models {
-    async fn folder(
+impl Models {
+    /// The folder of model `path` (`family/version`), whose manifest has the digest `pinned` if there is one; fetched
+    /// when it is not here. `say` hears how it goes. Dropping the future ends the fetch, and the next goes on from there.
+    pub(crate) async fn folder(
         &self,
         path: &str,
         pinned: Option<&str>,
@@ -445,14 +445,17 @@ impl ModelFolders for Models {
         })
     }
 
-    async fn lay_out_compiled(&self, model: &Path, of: &CompiledFor, target: &Path) -> Result<bool, String> {
+    /// Fills `target`, which is not there or empty, with what an earlier load compiled, here or on another node; whether
+    /// there was anything. A load goes on without it.
+    pub(crate) async fn lay_out_compiled(&self, model: &Path, of: &CompiledFor, target: &Path) -> Result<bool, String> {
         let (keeper, key) = self.compiled(model, of).await?;
         let remote = keeper.open().ok();
         let found = artifact::lay_out(&keeper.cache, remote.as_ref(), &key, target).await.map_err(said)?;
         Ok(found != LaidOut::Miss)
     }
 
-    async fn keep_compiled(&self, model: &Path, of: &CompiledFor, from: &Path) -> Result<(), String> {
+    /// Saves what a load has compiled in `from`, for the next one here or on another node.
+    pub(crate) async fn keep_compiled(&self, model: &Path, of: &CompiledFor, from: &Path) -> Result<(), String> {
         let (keeper, key) = self.compiled(model, of).await?;
         let remote = keeper.open().ok();
         let kept = artifact::keep(&keeper.cache, remote.as_ref(), &key, from).await.map_err(said)?;
