@@ -94,6 +94,6 @@ pub trait Care: Send + Sync + fmt::Debug {
     /// When it does not wake.
     async fn wake(&self, patient: &Patient, level: u8) -> Result<(), Fault>;
 
-    /// The level at which an engine sleeps that somebody else put to sleep; `None`: it is awake, or cannot sleep.
-    async fn asleep(&self, patient: &Patient) -> Option<u8>;
+    /// The level at which an engine sleeps that an earlier controller put to sleep; `None`: it is awake, or cannot sleep.
+    async fn asleep(&self, key: &ReplicaKey, address: SocketAddr, blueprint: &Blueprint) -> Option<u8>;
 }

@@ -116,8 +116,9 @@ impl Care for Engines {
         woken.map_err(|fault| Fault::new("wake", fault.to_string()))
     }
 
-    async fn asleep(&self, patient: &Patient) -> Option<u8> {
-        let sleeper = sleeper(patient).ok()?;
+    async fn asleep(&self, key: &ReplicaKey, address: SocketAddr, blueprint: &Blueprint) -> Option<u8> {
+        let backend = self.backend(key, address, blueprint).ok()?;
+        let sleeper = Sleeper::new(blueprint.dialect, backend.watch_pool())?;
         sleeper.level().await.ok().flatten().map(Level::number)
     }
 }

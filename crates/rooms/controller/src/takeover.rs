@@ -17,7 +17,7 @@ use tidegate_planner::switch::{Mode, New, Old, Switch};
 
 use crate::controller::Controller;
 use crate::cycle::goal;
-use crate::launcher::Blueprint;
+use crate::launcher::{Blueprint, Seen, SeenState};
 use crate::records::{RecordError, SwitchRow};
 use crate::replica::ReplicaHandle;
 use crate::run::{Run, find};
@@ -43,7 +43,7 @@ impl Controller {
         let now = self.now();
         self.look_at_hardware(now).await;
         let last = records.last_switch().await?;
-        self.adopt(&sight, last.as_ref());
+        self.adopt(&sight, last.as_ref()).await;
         match last {
             Some(row) if row.ended.is_none() => self.resume_switch(row).await?,
             Some(row) => {
@@ -72,9 +72,9 @@ impl Controller {
         planned.chain(placed).collect()
     }
 
-    /// Drives what runs: what is routed serves on, everything else is proven anew. What the documents do not know any
+    /// Drives what runs: what is routed serves on, what sleeps sleeps on, everything else is proven anew. What the documents do not know any
     /// more is ended.
-    fn adopt(&mut self, sight: &crate::sight::Sight, last: Option<&SwitchRow>) {
+    async fn adopt(&mut self, sight: &crate::sight::Sight, last: Option<&SwitchRow>) {
         let seats = self.known_seats(last);
         for seen in sight.seen.values() {
             let name = &seen.key.deployment;
@@ -82,16 +82,16 @@ impl Controller {
                 target.deployment == *name && target.revision.is_none_or(|revision| revision == seen.revision)
             });
             let known = self.blueprint(name, seen.revision);
-            let is_ending = !matches!(
-                seen.state,
-                crate::launcher::SeenState::Running { .. } | crate::launcher::SeenState::Pending { .. }
-            );
+            let is_ending = !matches!(seen.state, SeenState::Running { .. } | SeenState::Pending { .. });
             let now = self.now();
             let soon = now.checked_add(SignedDuration::from_mins(60)).unwrap_or(Timestamp::MAX);
             let end = instance::End::Unwanted;
             let state = match (&known, is_ending) {
                 (Some(_), false) if is_routed => State::Serving,
-                (Some(_), false) => State::Loading { attempt: 1, deadline: soon },
+                (Some(blueprint), false) => match self.asleep(seen, blueprint).await {
+                    Some(level) => State::Asleep { level },
+                    None => State::Loading { attempt: 1, deadline: soon },
+                },
                 (Some(_), true) | (None, _) => {
                     State::Stopping { kill_at: soon.min(later(now, instance::TERM_GRACE)), end }
                 }
@@ -107,6 +107,15 @@ impl Controller {
             };
             self.drive(order, state);
         }
+    }
+
+    /// The level at which an engine sleeps that an earlier controller put to sleep: no start and no proof is wanted of it.
+    async fn asleep(&self, seen: &Seen, blueprint: &Blueprint) -> Option<u8> {
+        let SeenState::Running { address } = &seen.state else { return None };
+        if !blueprint.may_sleep {
+            return None;
+        }
+        self.parts.care.asleep(&seen.key, *address, blueprint).await
     }
 
     /// Goes on with a switch that an earlier controller began: its machine is filled from what is seen.

@@ -91,7 +91,9 @@ impl Care for World {
         Ok(())
     }
 
-    async fn asleep(&self, patient: &Patient) -> Option<u8> {
-        self.with(patient, |sim| sim.sleeps).flatten()
+    async fn asleep(&self, key: &ReplicaKey, _address: SocketAddr, blueprint: &Blueprint) -> Option<u8> {
+        let inner = self.inner.lock();
+        let is = |sim: &&Sim| sim.key == *key && sim.revision == blueprint.revision && sim.is_running;
+        inner.instances.values().find(is).and_then(|sim| sim.sleeps)
     }
 }

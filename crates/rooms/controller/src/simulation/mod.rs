@@ -205,7 +205,7 @@ impl World {
     #[must_use]
     pub fn running(&self) -> BTreeSet<String> {
         let inner = self.inner.lock();
-        let running = inner.instances.values().filter(|sim| sim.is_running && sim.is_ready);
+        let running = inner.instances.values().filter(|sim| sim.is_running && sim.is_ready && sim.sleeps.is_none());
         running.map(|sim| sim.key.deployment.to_string()).collect()
     }
 

@@ -31,3 +31,20 @@ async fn killed_again_and_again_it_finishes_a_replacement() {
         killed_every(seconds, 320, ", gap: {allowed: 30m}", true).await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_sleeps_sleeps_on_over_a_restart_and_is_woken_in_the_morning() {
+    let mut stage = Stage::new(&day_night(320, 320, ", gap: {allowed: 30m}"), "2026-12-01T21:00:00Z");
+    stage.until("2026-12-01T23:00:00Z").await;
+    let is_asleep = |stage: &Stage| stage.status().replicas.iter().any(|replica| replica.state == "asleep");
+    assert!(is_asleep(&stage), "{:#?}", stage.status());
+    stage.kill_and_restart().await;
+    stage.pass(120).await;
+    assert!(is_asleep(&stage), "{:#?}", stage.status());
+    let started = stage.world.started();
+    stage.until("2026-12-02T09:00:00Z").await;
+    assert_eq!(stage.serving("big"), ["day-1"], "{:#?}", stage.status());
+    assert!(stage.is_answered("big"));
+    assert_eq!(stage.world.started(), started, "woken, not started");
+    stage.right();
+}
